@@ -1,0 +1,87 @@
+"""Run a trained PyTorch model over rasters of any size, into one seamless COG.
+
+The main path, in nine lines::
+
+    import daskinfer as di
+
+    scene = di.open_raster("s2.tif", bands=["B02", "B03", "B04", "B08"])  # lazy, (band, y, x)
+    model = di.load_model("unet.pt2", scale=1e-4, class_names=["water", "soil", "plants"])
+    di.receptive_field(model)                       # measured: radius, stride, exact or not
+    pred = di.predict(scene, model)                 # lazy: pred.isel(...).compute() previews
+    di.write_cog(pred, "preview.tif")               # block-wise
+    plan = di.plan("s2.tif", model, "classes.tif")  # dry run: halo, tiles, memory
+    report = di.run(plan)                           # streams any size; run again to resume
+
+`demo_scene` and `demo_model` give something real to try, `cluster` starts Dask.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from .clusters import cluster
+    from .demo import demo_model, demo_scene
+    from .errors import InferenceError
+    from .field import receptive_field
+    from .lazy import predict, write_cog
+    from .model import Model, load_model
+    from .planner import Plan, plan
+    from .probe import ReceptiveField
+    from .report import Report
+    from .runner import run
+    from .source import open_raster
+
+# Resolved on first use: torch and distributed take seconds to import, and a shell completion, a
+# docs build or `daskinfer info` needs neither.
+_HOMES = {
+    "InferenceError": "errors",
+    "Model": "model",
+    "Plan": "planner",
+    "ReceptiveField": "probe",
+    "Report": "report",
+    "cluster": "clusters",
+    "demo_model": "demo",
+    "demo_scene": "demo",
+    "load_model": "model",
+    "open_raster": "source",
+    "plan": "planner",
+    "predict": "lazy",
+    "receptive_field": "field",
+    "run": "runner",
+    "write_cog": "lazy",
+}
+
+__all__ = [
+    "InferenceError",
+    "Model",
+    "Plan",
+    "ReceptiveField",
+    "Report",
+    "__version__",
+    "cluster",
+    "demo_model",
+    "demo_scene",
+    "load_model",
+    "open_raster",
+    "plan",
+    "predict",
+    "receptive_field",
+    "run",
+    "write_cog",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

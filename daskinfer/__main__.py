@@ -1,0 +1,5 @@
+"""``python -m daskinfer``."""
+
+from .cli import main
+
+raise SystemExit(main())

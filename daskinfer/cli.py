@@ -1,0 +1,183 @@
+"""The command line: ``daskinfer demo | run | plan | info``, a mirror of the Python API."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ._version import __version__
+
+__all__ = ["main"]
+
+_INCOMPLETE = 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code, 0 only for a complete result.
+
+    2 stands for arguments or input that were refused, 1 for a run that failed, 3 for one that ended
+    with chunks left nodata, 130 for Ctrl-C.
+    """
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    except (OSError, ValueError, TypeError) as error:
+        print(f"daskinfer: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"daskinfer: {error}", file=sys.stderr)
+        return 1
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from .demo import run_demo
+
+    folder = Path(arguments.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    report, picture = run_demo(folder)
+    print(report)
+    print(f"  picture      {picture}")
+    return 0 if report.complete else _INCOMPLETE
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    print(_made_plan(arguments))
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from .clusters import cluster
+    from .monitor import progress
+    from .runner import run
+
+    plan = _made_plan(arguments)
+    print(plan)
+    bar = progress()
+    options = {} if arguments.workers is None else {"n_workers": arguments.workers}
+    try:
+        with cluster(arguments.cluster, **options) as client:
+            report = run(plan, client=client, callbacks=[bar])
+    finally:
+        bar.stop()
+    print(report)
+    return 0 if report.complete else _INCOMPLETE
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    from .info import describe_file
+
+    print(describe_file(arguments.path))
+    return 0
+
+
+def _made_plan(arguments: argparse.Namespace) -> Any:
+    from .model import load_model
+    from .planner import plan
+
+    spec = {name: getattr(arguments, name) for name in _MODEL_OPTIONS}
+    given = {name: value for name, value in spec.items() if value is not None}
+    model = load_model(arguments.model, weights=arguments.weights, **given)
+    options = {name: getattr(arguments, name) for name in _PLAN_OPTIONS}
+    return plan(arguments.source, model, arguments.destination, **options)
+
+
+_MODEL_OPTIONS = (
+    "bands", "scale", "offset", "mean", "std", "fill", "output", "activation", "threshold",
+    "class_names", "class_colors",
+)  # fmt: skip
+_PLAN_OPTIONS = (
+    "window", "chunk", "tile", "halo", "batch_size", "precision", "on_error", "overwrite",
+    "blocksize", "compress", "level",
+)  # fmt: skip
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="daskinfer",
+        description="Run a trained PyTorch model over rasters of any size, into one seamless COG.",
+    )
+    parser.add_argument("--version", action="version", version=f"daskinfer {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="map clouds in the bundled Sentinel-2 scene")
+    demo.add_argument("folder", nargs="?", default="demo-output", help="where to write (made)")
+    demo.set_defaults(command=_demo)
+
+    plan = commands.add_parser("plan", help="show what a run would do, and check it")
+    run = commands.add_parser("run", help="run a model over a raster; run again to go on")
+    for command, function in ((plan, _plan), (run, _run)):
+        _add_job(command)
+        command.set_defaults(command=function)
+    run.add_argument(
+        "--cluster", default="local", help="local (default), processes, or a scheduler's address"
+    )
+    run.add_argument("--workers", type=int, metavar="N", help="worker processes")
+
+    info = commands.add_parser("info", help="tell about an output, or about an unfinished one")
+    info.add_argument("path", help="a raster, or OUTPUT.partial")
+    info.set_defaults(command=_info)
+    return parser
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `plan` and `run`, named as in Python."""
+    parser.add_argument("source", help="raster that GDAL opens")
+    parser.add_argument("model", help=".pt2 file or package.module:factory")
+    parser.add_argument("destination", metavar="output", help="the COG to write (.tif)")
+    job = parser.add_argument_group("run")
+    job.add_argument(
+        "--window", type=_numbers(int), metavar="ROW,COL,HEIGHT,WIDTH", help="part of the source"
+    )
+    for name, text in (
+        ("chunk", "side of what one task computes"),
+        ("tile", "side of one model input, halo included"),
+        ("halo", "context per side"),
+    ):
+        job.add_argument(
+            f"--{name}", type=_size, default="auto", metavar="PX", help=f"{text}: N, Y,X or auto"
+        )
+    job.add_argument(
+        "--batch-size", type=_size, default="auto", metavar="N", help="tiles per batch"
+    )
+    job.add_argument("--precision", choices=("float32", "bfloat16", "float16"))
+    job.add_argument("--on-error", choices=("raise", "nodata"), default="raise")
+    job.add_argument("--overwrite", action="store_true", help="replace an existing output")
+    job.add_argument("--blocksize", type=_size, default="auto", metavar="PX")
+    job.add_argument("--compress", default="deflate")
+    job.add_argument("--level", type=int)
+    model = parser.add_argument_group("model", "replace what a .pt2 says of itself")
+    model.add_argument("--weights", metavar="FILE", help="for a factory")
+    for name in ("bands", "class-names", "class-colors"):
+        model.add_argument(f"--{name}", type=_words, metavar="A,B,...")
+    for name in ("scale", "offset", "mean", "std"):
+        model.add_argument(f"--{name}", type=_numbers(float), metavar="X[,X...]")
+    model.add_argument("--fill", type=float)
+    model.add_argument("--output", choices=("classes", "probabilities", "values"))
+    model.add_argument("--activation", choices=("softmax", "sigmoid"))
+    model.add_argument("--threshold", type=float)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+def _numbers(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def numbers(text: str) -> tuple[Any, ...]:
+        return tuple(kind(word) for word in text.split(","))
+
+    return numbers
+
+
+def _size(text: str) -> Any:
+    """``auto``, a number, or a pair."""
+    if text == "auto":
+        return text
+    sides = tuple(int(word) for word in text.split(","))
+    return sides[0] if len(sides) == 1 else sides

@@ -1,0 +1,394 @@
+"""Write a Cloud Optimized GeoTIFF chunk by chunk, in any order, from any number of processes.
+
+The work file is a valid sparse BigTIFF from its first moment: its header is planned from tags
+that GDAL wrote, with zeros for the index.  A chunk is encoded where it was computed, together
+with the overview levels that it can make alone; appended in one write; and committed by setting
+first its offsets, then its byte counts, those of the full resolution last.  So a kill loses only
+chunks in flight, and the file itself says what is done.
+
+Byte counts commit, not offsets: GDAL, libtiff and tifffile all call a tile missing when its byte
+count is zero, and GDAL fails on a tile that has a count and no offset.
+
+Finishing makes the levels that no chunk could make alone and copies encoded tiles into the order
+of GDAL's own COG driver.  Nothing is ever decoded and encoded again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import rasterio
+from numpy.typing import NDArray
+from rasterio.windows import Window
+
+from daskinfer import tiff
+from daskinfer.cogspec import CogSpec, no_georeferencing_warning, template
+from daskinfer.encode import EncodedChunk, EncodedPart, encode_chunk, encode_levels, encode_tile
+from daskinfer.overview import Shape
+from daskinfer.tileindex import IndexedFile, copy_tiles, new_file, read_at, rename
+
+__all__ = ["CogSpec", "EncodedChunk", "WorkFile", "encode_chunk"]
+
+# The levels above the chunks' own are made from regions of about this many bytes, per thread.
+_REGION_BYTES = 32 << 20
+
+# What must agree before tiles of a spec may go into a file.
+_STRUCTURE = {
+    tiff.BITS_PER_SAMPLE: "bits per sample",
+    tiff.COMPRESSION: "compression",
+    tiff.SAMPLES_PER_PIXEL: "band count",
+    tiff.PREDICTOR: "predictor",
+    tiff.TILE_WIDTH: "block size",
+    tiff.SAMPLE_FORMAT: "sample format",
+    tiff.GDAL_NODATA: "nodata",
+}
+
+
+class WorkFile:
+    """The file that chunks are appended to; made by `create` or `open`.
+
+    Safe to use from several threads, and from several processes of one host, each of which has
+    its own: pickling sends the path, and unpickling opens it again.
+
+    Parameters
+    ----------
+    path : str
+        Where it is.
+    spec : CogSpec
+        The file.
+    chunk : (int, int)
+        Side of the chunk grid in pixels.
+
+    Attributes
+    ----------
+    levels : int
+        Overview levels that each chunk makes alone, to be passed to `encode_chunk`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it was made with another spec.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], spec: CogSpec, chunk: Shape) -> None:
+        self.path = os.path.abspath(path)
+        self.spec, self.chunk = spec, chunk
+        self.levels = spec.local_levels(chunk)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._main, self._file = _indexed(self.path, self._fd, spec)
+            self._fill_at, self._fill_size = self._shared_tile()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], spec: CogSpec, chunk: Shape) -> WorkFile:
+        """Make a work file in which every block is missing.
+
+        Parameters
+        ----------
+        path : path
+            Must not exist yet.
+        spec : CogSpec
+            The file.
+        chunk : (int, int)
+            Side of the chunk grid in pixels.
+
+        Returns
+        -------
+        WorkFile
+            Open.
+
+        Raises
+        ------
+        FileExistsError
+            If `path` exists: open it to go on, or delete it.
+        ValueError
+            If `chunk` does not fit the blocks.
+        """
+        path = os.path.abspath(path)
+        spec.local_levels(chunk)
+        if os.path.exists(path):
+            raise FileExistsError(f"{path} exists: open it to go on, or delete it")
+        layout = _planned(template(spec), spec, tiff.WORK_GHOST)
+        tile = encode_tile(np.full((spec.count, 1, 1), spec.fill, spec.dtype), spec)
+        with new_file(path, layout) as file:
+            file.write(struct.pack("<I", len(tile)) + tile, layout.data_start)
+        return cls(path, spec, chunk)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], spec: CogSpec, chunk: Shape) -> WorkFile:
+        """Open a work file to go on with it.
+
+        Parameters
+        ----------
+        path, spec, chunk
+            As they were for `create`.
+
+        Returns
+        -------
+        WorkFile
+            Open.
+        """
+        return cls(path, spec, chunk)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WorkFile, (self.path, self.spec, self.chunk)
+
+    def __enter__(self) -> WorkFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; a second time does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _shared_tile(self) -> tuple[int, int]:
+        """Where the one tile of nodata is, and its size: behind the header, after its size."""
+        at = self._file.layout.data_start
+        (size,) = struct.unpack("<I", self._file.read(4, at))
+        return at + 4, size
+
+    def append(self, encoded: EncodedChunk, *, sync: bool = False) -> None:
+        """Write a chunk and commit it.
+
+        A chunk that is there already is replaced; the bytes of the first stay behind unused.
+
+        Parameters
+        ----------
+        encoded : EncodedChunk
+            From `encode_chunk`.
+        sync : bool
+            Have the pixels on the disk before they are committed, against loss of power.  The
+            death of a process needs no such care.
+
+        Raises
+        ------
+        OSError
+            If the disk is full or fails; names the file.  The chunk is then not committed.
+        """
+        with self._locked():
+            at = self._file.grow(len(encoded.data))
+        self._file.write(encoded.data, at)
+        if sync:
+            os.fdatasync(self._fd)
+        # Locked again: a chunk that was given to a second worker may arrive twice at once, and
+        # the offset of one with the byte count of the other would be no tile.
+        with self._locked():
+            self._commit(encoded.parts, at)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Exclude all others.  A lock belongs to an open file, which threads and forks share."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _commit(self, parts: Sequence[EncodedPart], at: int) -> None:
+        """Point the index at tiles that start at `at`.
+
+        A tile that is committed already is taken out first, or else a kill half-way could leave
+        a new offset with an old count.
+        """
+        for part in parts:
+            if self._file.counts_of(part.level, part.row, part.col, part.sizes.shape).any():
+                self._file.patch_counts(part.level, part.row, part.col, 0 * part.sizes)
+        for part in parts:
+            ends = at + np.cumsum(part.sizes).reshape(part.sizes.shape)
+            at += int(part.sizes.sum())
+            offsets = np.where(part.sizes, ends - part.sizes, self._fill_at)
+            self._file.patch_offsets(part.level, part.row, part.col, offsets)
+        for part in reversed(parts):
+            counts = np.where(part.sizes, part.sizes, self._fill_size)
+            self._file.patch_counts(part.level, part.row, part.col, counts)
+
+    def done_blocks(self) -> NDArray[np.bool_]:
+        """Tell which blocks are committed, with all overviews that their chunk makes.
+
+        Returns
+        -------
+        ndarray of bool, shape (block rows, block columns)
+            Of the full resolution.
+        """
+        return self._file.counts(0) > 0
+
+    def done(
+        self, rows: Sequence[int] | None = None, cols: Sequence[int] | None = None
+    ) -> NDArray[np.bool_]:
+        """Tell which chunks are committed.
+
+        Parameters
+        ----------
+        rows, cols : sequence of int, optional
+            First pixel of each chunk on each axis, from 0 up; by default every ``chunk`` pixels.
+
+        Returns
+        -------
+        ndarray of bool, shape (chunk rows, chunk columns)
+            True where all blocks of the chunk are committed.
+        """
+        side = self.spec.blocksize
+        rows = range(0, self.spec.height, self.chunk[0]) if rows is None else rows
+        cols = range(0, self.spec.width, self.chunk[1]) if cols is None else cols
+        starts = [np.asarray(axis) // side for axis in (rows, cols)]
+        down = np.logical_and.reduceat(self.done_blocks(), starts[0], axis=0)
+        return np.asarray(np.logical_and.reduceat(down, starts[1], axis=1))
+
+    def finish(
+        self,
+        output: str | os.PathLike[str],
+        layout: str = "strict",
+        *,
+        allow_missing: bool = False,
+        threads: int = 2,
+    ) -> None:
+        """Turn the work file into the finished file, and remove it.
+
+        Can be called again after it was killed.
+
+        Parameters
+        ----------
+        output : path
+            Appears whole or not at all; replaced if it exists.
+        layout : {"strict", "append"}
+            ``strict`` copies all tiles into the order of GDAL's COG driver, and needs the space
+            twice.  ``append`` copies overviews only, to the end of the work file, and renames
+            it: valid too, but readers make more requests, and `output` must be on the same
+            file system.
+        allow_missing : bool
+            Make chunks that are not committed nodata.
+        threads : int
+            That make the last overview levels.
+
+        Raises
+        ------
+        RuntimeError
+            If blocks are missing and may not be.
+        OSError
+            If the disk is full or fails; names the file.
+        """
+        if layout not in ("strict", "append"):
+            raise ValueError(f"layout {layout!r} is not 'strict' or 'append'")
+        output = os.path.abspath(output)
+        self._settle(allow_missing)
+        self._raise_levels(threads)
+        if layout == "strict":
+            self._write_strict(output)
+            os.unlink(self.path)
+        else:
+            self._order_in_place()
+            os.fsync(self._fd)
+            rename(self.path, output)
+        self.close()
+
+    def _settle(self, allow_missing: bool) -> None:
+        blocks = self.done_blocks()
+        if blocks.all():
+            return
+        if not allow_missing:
+            row, col = (int(i) * self.spec.blocksize for i in np.argwhere(~blocks)[0])
+            raise RuntimeError(
+                f"{self.path}: {np.count_nonzero(~blocks)} of {blocks.size} blocks are missing,"
+                f" the first at row {row}, column {col}: write them, or pass allow_missing=True"
+            )
+        for row, col in np.argwhere(~self.done()):
+            self.append(self._empty_chunk(int(row), int(col)))
+
+    def _empty_chunk(self, row: int, col: int) -> EncodedChunk:
+        parts = []
+        for level, grid in enumerate(self._file.layout.grids[: self.levels + 1]):
+            # Rounding matters only where the chunk side is that of the raster: one chunk, from 0.
+            across = [-(-side // self.spec.chunk_step(level)) for side in self.chunk]
+            corner = row * across[0], col * across[1]
+            shape = [min(n, size - at) for n, size, at in zip(across, grid, corner, strict=True)]
+            parts.append(EncodedPart(level, *corner, np.zeros(shape, np.int64)))
+        return EncodedChunk(tuple(parts), b"")
+
+    def _raise_levels(self, threads: int) -> None:
+        """Make the levels above the last that is complete, each from the one below it."""
+        top = len(self.spec.shapes) - 1
+        base = 0
+        while base < self.levels and self._file.counts(base + 1).all():
+            base += 1
+        with no_georeferencing_warning(), ThreadPoolExecutor(threads) as pool:
+            while base < top:
+                step = min(self._region_levels(), top - base)
+                corners = itertools.product(
+                    *(range(0, n, self.spec.chunk_step(step)) for n in self.spec.shapes[base])
+                )
+                for _ in pool.map(partial(self._raise_region, base, step), corners):
+                    pass
+                base += step
+
+    def _region_levels(self) -> int:
+        """Levels to make from one region, for it to be of bounded size."""
+        block = self.spec.blocksize**2 * self.spec.count * np.dtype(self.spec.dtype).itemsize
+        return max(1, int(np.log2(max(1, _REGION_BYTES // block))) // 2)
+
+    def _raise_region(self, base: int, step: int, corner: tuple[int, int]) -> None:
+        sides = [
+            min(self.spec.chunk_step(step), n - at)
+            for n, at in zip(self.spec.shapes[base], corner, strict=True)
+        ]
+        window = Window(corner[1], corner[0], sides[1], sides[0])
+        options = {"overview_level": base - 1} if base else {}
+        with rasterio.open(self.path, **options) as dataset:
+            array = dataset.read(window=window)
+        levels = range(base + 1, base + step + 1)
+        self.append(encode_levels(self.spec, array, corner, levels))
+
+    def _write_strict(self, output: str) -> None:
+        layout = _planned(self._main, self.spec, tiff.STRICT_GHOST)
+        with new_file(output, layout) as file:
+            at = layout.data_start
+            for level in reversed(range(len(layout.grids))):
+                every = np.ones(self._file.counts(level).size, bool)
+                at = copy_tiles(self._file, file, level, every, at, frame=4)
+
+    def _order_in_place(self) -> None:
+        """Put overviews in order behind the rest, and the first tile of full resolution last.
+
+        Validators want the first tile of each level behind that of the next smaller one.
+        """
+        for level in reversed(range(len(self._file.layout.grids))):
+            chosen = (self._file.offsets(level) != self._fill_at).ravel() & (level > 0)
+            chosen[0] = True
+            at = self._file.grow(0)
+            copy_tiles(self._file, self._file, level, chosen, at, frame=0)
+
+
+def _indexed(path: str, fd: int, spec: CogSpec) -> tuple[tiff.Ifd, IndexedFile]:
+    """Find the index of a work file, and check that the file is what `spec` says."""
+    ifds = tiff.parse(partial(read_at, path, fd))
+    shapes = tuple(tiff.shape_of(ifd) for ifd in ifds)
+    if shapes != spec.shapes:
+        raise ValueError(f"{path} was made for other sizes: {shapes}, not {spec.shapes}")
+    wanted = template(spec)
+    for tag, name in _STRUCTURE.items():
+        if ifds[0].get(tag) != wanted.get(tag):
+            raise ValueError(f"{path} was made with another {name}: delete it to start again")
+    layout = _planned(ifds[0], spec, tiff.WORK_GHOST)
+    return ifds[0], IndexedFile(path, fd, layout)
+
+
+def _planned(main: tiff.Ifd, spec: CogSpec, ghost: bytes) -> tiff.Layout:
+    return tiff.plan_layout(main, spec.shapes, spec.blocksize, ghost)

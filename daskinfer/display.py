@@ -1,0 +1,57 @@
+"""Plans and reports as aligned text in a terminal and as a small table in a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+__all__ = ["Row", "bytes_text", "count_text", "html_table", "text_table"]
+
+Row = tuple[str, str]
+
+
+def text_table(title: str, rows: Sequence[Row]) -> str:
+    """Title and rows as aligned lines.
+
+    >>> print(text_table("Plan", [("halo", "8 px"), ("tile", "64 px")]))
+    Plan
+      halo  8 px
+      tile  64 px
+    """
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+
+
+def html_table(title: str, rows: Sequence[Row]) -> str:
+    """Title and rows as an HTML table."""
+    cells = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+        f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+        for name, value in rows
+    )
+    return (
+        f"<table><caption style='text-align:left;font-weight:bold'>{html.escape(title)}</caption>"
+        f"<tbody>{cells}</tbody></table>"
+    )
+
+
+def bytes_text(number: float) -> str:
+    """Bytes in the decimal unit that suits.
+
+    >>> bytes_text(950), bytes_text(2_400_000), bytes_text(3.2e9)
+    ('950 B', '2.4 MB', '3.2 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+def count_text(number: int) -> str:
+    """A count with its thousands set apart.
+
+    >>> count_text(20000)
+    '20 000'
+    """
+    return f"{number:,}".replace(",", " ")

@@ -1,0 +1,210 @@
+"""Encode a chunk of pixels into TIFF tiles, and with it the overview levels that it can make alone.
+
+Encoding knows no file: it can run anywhere, and what it returns can be sent anywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import imagecodecs
+import numpy as np
+from numpy.typing import NDArray
+from rasterio.io import MemoryFile
+
+from daskinfer import tiff
+from daskinfer.cogspec import CogSpec, gdal_profile, no_georeferencing_warning
+from daskinfer.overview import Array, reduce2x2
+
+
+@dataclass(frozen=True)
+class EncodedPart:
+    """Encoded tiles of a chunk at one level.
+
+    Parameters
+    ----------
+    level, row, col : int
+        Level, and tile row and column of the chunk's corner.
+    sizes : ndarray of int64, shape (rows, columns)
+        Bytes of each tile; 0 for one that is all nodata.
+    """
+
+    level: int
+    row: int
+    col: int
+    sizes: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EncodedChunk:
+    """An encoded chunk, ready to be appended; picklable.
+
+    Parameters
+    ----------
+    parts : tuple of EncodedPart
+        One per level.
+    data : bytes
+        Tiles of all parts, each part in reading order.
+    """
+
+    parts: tuple[EncodedPart, ...]
+    data: bytes
+
+
+def encode_chunk(spec: CogSpec, array: Array, row: int, col: int, levels: int = 0) -> EncodedChunk:
+    """Encode a chunk and the overview levels that it can make alone.
+
+    Most of the time is spent in codecs that release the GIL.
+
+    Parameters
+    ----------
+    spec : CogSpec
+        The file.
+    array : ndarray, shape (band, y, x)
+        Pixels, of the dtype of the file.
+    row, col : int
+        Pixel of the chunk's corner: multiples of ``spec.chunk_step(levels)``.
+    levels : int
+        ``WorkFile.levels``, the same for all chunks of a run.
+
+    Returns
+    -------
+    EncodedChunk
+        Levels 0 to `levels`.
+
+    Raises
+    ------
+    ValueError
+        If the array is not of the file's dtype and bands, or is off the grid.
+    """
+    _check_chunk(spec, array, row, col, levels)
+    return encode_levels(spec, array, (row, col), range(levels + 1))
+
+
+def _check_chunk(spec: CogSpec, array: Array, row: int, col: int, levels: int) -> None:
+    if array.ndim != 3 or array.shape[0] != spec.count:
+        raise ValueError(f"chunk of shape {array.shape} for a file of {spec.count} bands")
+    if array.dtype != np.dtype(spec.dtype):
+        raise ValueError(f"chunk of {array.dtype} for a file of {spec.dtype}")
+    step = spec.chunk_step(levels)
+    sizes = (spec.height, spec.width)
+    for origin, side, size in zip((row, col), array.shape[1:], sizes, strict=True):
+        end = origin + side
+        if origin % step or not origin < end <= size or (end % step and end != size):
+            raise ValueError(
+                f"chunk from {origin} to {end} of {size} px: it must start, and end unless at the"
+                f" edge, at multiples of {step}"
+            )
+
+
+def encode_levels(
+    spec: CogSpec, array: Array, origin: tuple[int, int], levels: range
+) -> EncodedChunk:
+    """Encode several levels, each the reduction of the one before.
+
+    Parameters
+    ----------
+    spec : CogSpec
+        The file.
+    array : ndarray, shape (band, y, x)
+        Pixels of the level that comes before ``levels.start``, or of level 0 if that is 0.
+    origin : (int, int)
+        Pixel of the array's corner at its own level.
+    levels : range
+        Levels to encode.
+
+    Returns
+    -------
+    EncodedChunk
+        One part per level.
+    """
+    parts, data = [], []
+    row, col = origin
+    for level in levels:
+        if level:
+            array = reduce2x2(array, spec.resampling, spec.nodata)
+            row, col = row // 2, col // 2
+        part, tiles = _encode_level(spec, array, level, row, col)
+        parts.append(part)
+        data += tiles
+    return EncodedChunk(tuple(parts), b"".join(data))
+
+
+def _encode_level(
+    spec: CogSpec, array: Array, level: int, row: int, col: int
+) -> tuple[EncodedPart, list[bytes]]:
+    side = spec.blocksize
+    rows, cols = (-(-n // side) for n in array.shape[1:])
+    grid = itertools.product(range(rows), range(cols))
+    blocks = [array[:, side * i : side * (i + 1), side * j : side * (j + 1)] for i, j in grid]
+    tiles = [b"" if _all_fill(block, spec) else encode_tile(block, spec) for block in blocks]
+    sizes = np.array([len(tile) for tile in tiles], np.int64).reshape(rows, cols)
+    return EncodedPart(level, row // side, col // side, sizes), tiles
+
+
+def _all_fill(block: Array, spec: CogSpec) -> bool:
+    """Whether every pixel is nodata, or 0 where there is none."""
+    fill = block.dtype.type(spec.fill)
+    if fill != fill:
+        return bool(np.isnan(block[0, 0, 0]) and np.isnan(block).all())
+    return bool(block[0, 0, 0] == fill and (block == fill).all())
+
+
+def encode_tile(block: Array, spec: CogSpec) -> bytes:
+    """Encode one tile.
+
+    Parameters
+    ----------
+    block : ndarray, shape (band, y, x)
+        Pixels; short sides are filled up by repeating the edge.
+    spec : CogSpec
+        The file.
+
+    Returns
+    -------
+    bytes
+        As they go into the file.
+    """
+    short = [spec.blocksize - n for n in block.shape[1:]]
+    if any(short):
+        # Repeating the edge costs the fewest bytes; readers cut it off.
+        block = np.pad(block, [(0, 0), (0, short[0]), (0, short[1])], mode="edge")
+    if spec.compress.startswith("lerc"):
+        return _encode_with_gdal(block, spec)
+    # All bands of a pixel together: PlanarConfiguration 1.
+    tile = np.ascontiguousarray(np.moveaxis(block, 0, -1))
+    return _compress(_predict(tile, spec.tiff_predictor), spec)
+
+
+def _predict(tile: Array, predictor: int) -> Array:
+    """Apply TIFF 6.0 section 14, or Adobe's technical note 3 for floats."""
+    if predictor == 2:
+        return np.asarray(imagecodecs.delta_encode(tile.view(f"u{tile.itemsize}"), axis=1))
+    if predictor == 3:
+        return np.asarray(imagecodecs.floatpred_encode(tile, axis=1))
+    return tile
+
+
+def _compress(tile: Array, spec: CogSpec) -> bytes:
+    raw = tile.tobytes()
+    match spec.compress:
+        case "deflate":
+            return bytes(imagecodecs.deflate_encode(raw, level=spec.codec_level))
+        case "zstd":
+            return bytes(imagecodecs.zstd_encode(raw, level=spec.codec_level))
+        case "lzw":
+            return bytes(imagecodecs.lzw_encode(raw))
+    return raw
+
+
+def _encode_with_gdal(block: Array, spec: CogSpec) -> bytes:
+    """Let GDAL encode the one tile of a file in memory."""
+    profile = gdal_profile(spec, spec.blocksize, spec.blocksize)
+    with no_georeferencing_warning(), MemoryFile() as memory:
+        with memory.open(**profile) as dataset:
+            dataset.write(block)
+        data = memory.getbuffer()
+        ifd = tiff.parse_bytes(data)
+        start = int(ifd[tiff.TILE_OFFSETS].ints()[0])
+        return bytes(data[start : start + int(ifd[tiff.TILE_BYTE_COUNTS].ints()[0])])

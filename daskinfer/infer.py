@@ -1,0 +1,214 @@
+"""The engine: one halo'd chunk, cut into tiles, through the actor, stitched into one array.
+
+`Inference` says everything about it that does not depend on the chunk, as a frozen value; the actor
+of a process is found by it, so that all chunk tasks of a process share one model and one mailbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .actor import InferenceActor
+from .forward import Array, Forward, OutputFormat
+from .model import Model
+from .source import Mask, Pixels
+from .tiling import Tile, Tiling, Window
+
+__all__ = ["Inference", "Stitched", "best_device", "infer_chunk", "release_actor", "using_actor"]
+
+# Models of earlier predictions that stay loaded: a preview is followed by another of the same model.
+_KEPT_ACTORS = 2
+
+
+@dataclass
+class _Held:
+    actor: InferenceActor
+    users: int = 0
+
+
+_actors: dict[Inference, _Held] = {}  # in order of last use
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Inference:
+    """What to run, chunk by chunk.
+
+    Attributes
+    ----------
+    model : Model
+    tiling : Tiling
+        Chunks and tiles of the raster.
+    form : OutputFormat
+        Bands, dtype and nodata of the result.
+    in_bands : int
+        Bands of every tile.
+    dtype : str
+        Of the raw numbers.
+    raster_scale, raster_offset : tuple of float
+        The raster's own scale and offset, per band.
+    batch_size : int
+        Tiles in one forward pass.
+    """
+
+    model: Model
+    tiling: Tiling
+    form: OutputFormat
+    in_bands: int
+    dtype: str
+    raster_scale: tuple[float, ...] = (1.0,)
+    raster_offset: tuple[float, ...] = (0.0,)
+    batch_size: int = 1
+
+
+@dataclass(frozen=True)
+class Stitched:
+    """Result of one chunk.
+
+    Attributes
+    ----------
+    data : ndarray, shape (band, y, x)
+        Output pixels of the chunk.
+    tiles : int
+        Tiles that went through the model; tiles without a valid pixel do not.
+    nonfinite : int
+        Valid pixels that became nodata because the model's scores were not finite there.
+    """
+
+    data: Array
+    tiles: int
+    nonfinite: int
+
+
+def best_device() -> str:
+    """The device a process runs models on: its first CUDA device, else the CPU."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextlib.contextmanager
+def using_actor(inference: Inference) -> Iterator[InferenceActor]:
+    """This process's actor for an inference; made, and the model loaded, by its first user.
+
+    The last `_KEPT_ACTORS` stay when nobody uses them, older ones are closed.
+    """
+    with _lock:
+        held = _actors.pop(inference, None) or _Held(_start(inference))
+        _actors[inference] = held
+        held.users += 1
+    try:
+        yield held.actor
+    finally:
+        with _lock:
+            held.users -= 1
+            idle = [key for key, other in _actors.items() if not other.users]
+            closing = [_actors.pop(key).actor for key in idle[:-_KEPT_ACTORS]]
+        for actor in closing:
+            actor.close()
+
+
+def release_actor(inference: Inference) -> None:
+    """Close this process's actor for an inference and free its model, unless it is in use."""
+    with _lock:
+        held = _actors.get(inference)
+        if held is None or held.users:
+            return
+        del _actors[inference]
+    held.actor.close()
+
+
+def infer_chunk(
+    inference: Inference,
+    index: tuple[int, int],
+    read: Callable[[Window], Pixels],
+    actor: InferenceActor,
+) -> Stitched:
+    """Run the model over one chunk.
+
+    Parameters
+    ----------
+    inference : Inference
+    index : tuple of int
+        Chunk ``(i, j)`` of the chunk grid.
+    read : callable
+        Gives the `Pixels` of the halo'd window of the chunk.
+    actor : InferenceActor
+        This process's actor.
+
+    Returns
+    -------
+    Stitched
+    """
+    tiling, form = inference.tiling, inference.form
+    chunk = tiling.chunk_at(index)
+    with actor.producer():
+        pixels = read(chunk.read)
+        valid = _relative(pixels.valid, chunk.window, chunk.read)
+        pending = [
+            (tile, actor.submit(*_cut(pixels, tile.window, chunk.read)))
+            for tile in tiling.tiles_of(index)
+            if _any_valid(pixels.valid, tile, chunk.read)
+        ]
+    result = np.full((form.bands, *chunk.window.shape), form.nodata, form.dtype)
+    for tile, future in pending:
+        output = _checked(future.result(), form, tile.window)
+        rows, cols = tile.core.slices(tile.window.origin)
+        result[:, *tile.core.slices(chunk.window.origin)] = output[:, rows, cols]
+    if valid is not None:
+        result[:, ~valid] = form.nodata
+    return Stitched(result, len(pending), _count_nonfinite(result, valid, form))
+
+
+def _start(inference: Inference) -> InferenceActor:
+    forward = Forward(
+        inference.model,
+        raster_scale=inference.raster_scale,
+        raster_offset=inference.raster_offset,
+        device=best_device(),
+    )
+    shape = (inference.in_bands, *inference.tiling.tile)
+    return InferenceActor(forward, shape, inference.dtype, batch_size=inference.batch_size)
+
+
+def _relative(mask: Mask | None, window: Window, read: Window) -> Mask | None:
+    return None if mask is None else mask[window.slices(read.origin)]
+
+
+def _any_valid(mask: Mask | None, tile: Tile, read: Window) -> bool:
+    return mask is None or bool(mask[tile.core.slices(read.origin)].any())
+
+
+def _cut(pixels: Pixels, window: Window, read: Window) -> tuple[Array, Mask | None]:
+    """One tile; where it reaches past the raster, the raster's edge is repeated."""
+    rows, cols = window.slices(read.origin)
+    data = _pad(pixels.data[:, rows, cols], window)
+    return data, None if pixels.valid is None else _pad(pixels.valid[rows, cols], window)
+
+
+def _pad(array: Array, window: Window) -> Array:
+    missing = [want - have for want, have in zip(window.shape, array.shape[-2:], strict=True)]
+    if not any(missing):
+        return array
+    before = [(0, 0)] * (array.ndim - 2)
+    return np.pad(array, [*before, (0, missing[0]), (0, missing[1])], mode="edge")
+
+
+def _checked(output: Array, form: OutputFormat, window: Window) -> Array:
+    expected = (form.bands, *window.shape)
+    if output.shape != expected:
+        raise ValueError(
+            f"the model returned {output.shape} for a tile, expected (band, y, x) = {expected}"
+        )
+    return output
+
+
+def _count_nonfinite(result: Array, valid: Mask | None, form: OutputFormat) -> int:
+    lost = np.isnan(result) if np.isnan(form.nodata) else result == form.nodata
+    pixels = lost.any(axis=0)
+    return int(np.count_nonzero(pixels if valid is None else pixels & valid))

@@ -1,0 +1,255 @@
+"""The lazy way in: an xarray of predictions that computes what is asked of it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import dask
+import dask.array as da
+import numpy as np
+import xarray as xr
+
+from .cog import CogSpec, WorkFile, encode_chunk
+from .forward import Array, OutputFormat
+from .grid import grid_of
+from .infer import Inference, infer_chunk, using_actor
+from .model import Model, ModelBytes, load_model
+from .planner import Size, check_output, cog_spec, pick_bands, settle
+from .source import ArraySource, Mask, Pixels
+from .tiling import Window, round_up
+
+__all__ = ["predict", "write_cog"]
+
+
+def predict(
+    scene: xr.DataArray,
+    model: Any,
+    *,
+    chunk: Size = "auto",
+    tile: Size = "auto",
+    halo: Size = "auto",
+    batch_size: int | Literal["auto"] = "auto",
+    precision: Literal["float32", "bfloat16", "float16"] | None = None,
+) -> xr.DataArray:
+    """Predict lazily over a raster that fits a task graph; see `run` for anything larger.
+
+    The halo is exchanged by ``dask.array.map_overlap``; each chunk is cut into tiles that go through
+    the model actor of the process that computes it.
+
+    Parameters
+    ----------
+    scene : DataArray
+        Dimensions ``(band, y, x)``, from `open_raster` or computed; lazy or in memory.
+    model : Model or anything that `load_model` takes
+    chunk, tile, halo, batch_size, precision
+        As for `plan`; chunks are rounded up to whole tile cores.
+
+    Returns
+    -------
+    DataArray
+        Dimensions ``(band, y, x)``, lazy, on the grid of `scene`; equal to what `run` writes.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As of `plan`.
+
+    Examples
+    --------
+    >>> from daskinfer.demo import demo_model, demo_scene
+    >>> clouds = predict(demo_scene(), demo_model())
+    >>> clouds.shape, clouds.dtype
+    ((1, 384, 768), dtype('uint8'))
+    >>> int(clouds.isel(y=slice(0, 64), x=slice(0, 64)).compute().max()) <= 2
+    True
+    """
+    recipe = load_model(model)
+    if precision is not None:
+        recipe = recipe.patch(precision=precision)
+    source = pick_bands(ArraySource(scene), recipe)
+    if not isinstance(source, ArraySource):
+        raise TypeError(f"expected an ArraySource, got {type(source).__name__}")
+    inference, _ = settle(
+        source, recipe, chunk=chunk, tile=tile, halo=halo, batch_size=batch_size, whole_tiles=True
+    )
+    return _as_dataarray(_overlapped(source, inference), source, inference.form, recipe)
+
+
+def write_cog(
+    prediction: xr.DataArray,
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    blocksize: int = 512,
+    compress: str = "deflate",
+    level: int | None = None,
+) -> None:
+    """Write a DataArray block by block as a Cloud Optimized GeoTIFF.
+
+    Chunks are computed, encoded and appended by Dask's current scheduler, in any order; the whole
+    array is never in memory.
+
+    Parameters
+    ----------
+    prediction : DataArray
+        Dimensions ``(band, y, x)``, from `predict` or any other with a grid.
+    path : path
+        The file to write.
+    overwrite : bool, default False
+        Replace an existing file.
+    blocksize, compress, level
+        As for `plan`.
+
+    Raises
+    ------
+    FileNotFoundError, FileExistsError, PermissionError, ValueError
+        As of `plan`.
+
+    Examples
+    --------
+    >>> import os, tempfile, rasterio
+    >>> from daskinfer.demo import demo_model, demo_scene
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "clouds.tif")
+    ...     write_cog(predict(demo_scene(), demo_model()), path)
+    ...     with rasterio.open(path) as dataset:
+    ...         dataset.nodata, dataset.overviews(1)
+    (255.0, [2])
+    """
+    output = check_output(os.fspath(path), None, overwrite)
+    source = ArraySource(prediction)
+    spec = _spec_of(prediction, source, blocksize=blocksize, compress=compress, level=level)
+    data = _on_blocks(source.data.astype(spec.dtype), blocksize)
+    side = (data.chunks[1][0], data.chunks[2][0])
+    partial = f"{output}.partial"
+    if os.path.exists(partial):
+        os.unlink(partial)
+    chunk = (round_up(side[0], blocksize), round_up(side[1], blocksize))
+    with WorkFile.create(partial, spec, chunk) as work:
+        stored = data.map_blocks(
+            _store,
+            work,
+            dtype=np.uint8,
+            chunks=((1,), *((1,) * n for n in data.numblocks[1:])),
+            meta=np.empty((0, 0, 0), np.uint8),
+        )
+        stored.compute()
+        work.finish(output)
+
+
+def _overlapped(source: ArraySource, inference: Inference) -> da.Array:
+    """The prediction as a dask array ``(band, y, x)``."""
+    tiling, form = inference.tiling, inference.form
+    chunks = tuple(
+        tuple(axis.chunk_span(k).size for k in range(axis.chunks)) for axis in (tiling.y, tiling.x)
+    )
+    data = source.data.rechunk({0: -1, 1: chunks[0], 2: chunks[1]})
+    valid = source.valid
+    arrays = [data]
+    if valid is not None:
+        arrays.append(valid.rechunk({0: chunks[0], 1: chunks[1]})[None])
+    # One chunk has no neighbours, and may be smaller than the halo, which dask refuses.
+    depth = {0: 0} | {
+        dim: axis.halo if axis.chunks > 1 else 0 for dim, axis in ((1, tiling.y), (2, tiling.x))
+    }
+    return da.map_overlap(
+        _infer_block,
+        *arrays,
+        depth=[depth] * len(arrays),
+        # Whatever is put beside the raster's edge, the model's own padding is not that; see DESIGN.
+        boundary="none",
+        trim=False,
+        # The chunks are ours: dask would move their borders off the tile lattice.
+        allow_rechunk=False,
+        align_arrays=False,
+        dtype=form.dtype,
+        meta=np.empty((0, 0, 0), form.dtype),
+        chunks=((form.bands,), *chunks),
+        inference=inference,
+        shipped=_shipped(inference.model),
+    )
+
+
+def _shipped(model: Model) -> Any:
+    """An in-memory model as one node of the graph, whatever the number of chunks."""
+    payload = model.ship()
+    return (
+        None
+        if payload is None
+        else dask.delayed(payload, name=f"model-{model.digest}", traverse=False)
+    )
+
+
+def _infer_block(
+    data: Array,
+    valid: Array | None = None,
+    *,
+    inference: Inference,
+    shipped: ModelBytes | None,
+    block_id: tuple[int, int, int],
+) -> Array:
+    """One chunk with its halo, as `map_overlap` hands it over."""
+    if shipped is not None:
+        shipped.receive()
+    _, i, j = block_id
+
+    def read(window: Window) -> Pixels:
+        origin = [
+            max(0, axis.chunk_span(k).start - axis.halo)
+            for axis, k in ((inference.tiling.y, i), (inference.tiling.x, j))
+        ]
+        rows, cols = window.slices((origin[0], origin[1]))
+        mask: Mask | None = None if valid is None else valid[0, rows, cols]
+        return Pixels(data[:, rows, cols], None if mask is None or mask.all() else mask)
+
+    with using_actor(inference) as actor:
+        return infer_chunk(inference, (i, j), read, actor).data
+
+
+def _as_dataarray(
+    data: da.Array, source: ArraySource, form: OutputFormat, model: Model
+) -> xr.DataArray:
+    """Predictions with the source's grid and the output's own attributes, none of the source's."""
+    attrs: dict[str, Any] = {"_FillValue": form.nodata, "output": model.output}
+    for name in ("class_names", "class_colors"):
+        if getattr(model, name) is not None:
+            attrs[name] = list(getattr(model, name))
+    names = (
+        [model.output] if form.bands == 1 else list(model.class_names or range(1, form.bands + 1))
+    )
+    coords = {"band": ("band", [str(name) for name in names]), **source.grid.coords()}
+    return xr.DataArray(data, coords, ("band", "y", "x"), model.output, attrs)
+
+
+def _spec_of(prediction: xr.DataArray, source: ArraySource, **options: Any) -> CogSpec:
+    """The output file for an array: what `predict` says of it, or a plain raster of values."""
+    attrs = prediction.attrs
+    nodata = attrs.get("_FillValue", prediction.rio.nodata)
+    bands = len(source.band_names)
+    form = OutputFormat(bands, source.dtype, nodata)
+    recipe = Model(
+        "array",
+        "module",
+        "",
+        output=attrs.get("output", "values"),
+        class_names=_texts(attrs.get("class_names")),
+        class_colors=_texts(attrs.get("class_colors")),
+    )
+    return cog_spec(grid_of(prediction), form, recipe, **options)
+
+
+def _texts(values: Any) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _on_blocks(data: da.Array, blocksize: int) -> da.Array:
+    """The array in chunks of whole blocks, all bands together."""
+    sides = [round_up(chunks[0], blocksize) for chunks in data.chunks[1:]]
+    return data.rechunk({0: -1, 1: sides[0], 2: sides[1]})
+
+
+def _store(block: Array, work: WorkFile, block_info: Any = None) -> Array:
+    (row, _), (col, _) = block_info[0]["array-location"][1:]
+    work.append(encode_chunk(work.spec, block, row, col, work.levels))
+    return np.zeros((1, 1, 1), np.uint8)

@@ -1,0 +1,167 @@
+"""What a run was asked to do and what went wrong in it, beside the output while it grows.
+
+One JSON object per line, appended and flushed as it happens: first the settings, then a line per
+failed attempt.  What is *done* is not kept here: the work file itself says it, block by block,
+and cannot disagree with itself.  A torn last line, left by a kill, is ignored.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["Failure", "Ledger", "differences", "read_ledger"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A chunk that failed for good.
+
+    Attributes
+    ----------
+    chunk : int
+        Number in row-major order.
+    window : tuple of int
+        ``(row, col, height, width)`` in pixels.
+    error : str
+        Type and message of what it raised, with its causes.
+    worker : str
+        Address of the worker of the last attempt.
+    """
+
+    chunk: int
+    window: tuple[int, int, int, int]
+    error: str
+    worker: str
+
+
+class Ledger:
+    """The ledger of one output, locked while it is open.
+
+    Parameters
+    ----------
+    path : path
+    settings : dict
+        Plain JSON values; two runs that fill one output must share them.
+    fresh : bool
+        Start again instead of going on.
+
+    Raises
+    ------
+    ValueError
+        If an earlier run had other settings; the message names what differs.
+    RuntimeError
+        If another process is running on this output.
+    """
+
+    def __init__(self, path: str | Path, settings: dict[str, Any], *, fresh: bool) -> None:
+        self.path = Path(path)
+        self._file: IO[str] = self.path.open("a+", encoding="utf-8")
+        try:
+            self._lock()
+            earlier = None if fresh else _settings(self.path)
+            if earlier is None:
+                self._file.truncate(0)
+                self._write({"settings": settings})
+            else:
+                _refuse_other(earlier, settings, self.path)
+                self._file.write("\n")  # ends a torn line, if there is one
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def failed(self, failure: Failure) -> None:
+        """Record a chunk that failed for good."""
+        self._write({"failed": asdict(failure)})
+
+    def failures(self) -> tuple[Failure, ...]:
+        """Chunks recorded as failed."""
+        return read_ledger(self.path)[1]
+
+    def close(self) -> None:
+        """Close the file, which releases the lock."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Delete the ledger of a complete output."""
+        self.path.unlink(missing_ok=True)
+        self.close()
+
+    def _lock(self) -> None:
+        try:
+            # The kernel drops it with the process, however that ends.
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RuntimeError(
+                f"another run is writing this output (it holds {self.path}): wait for it, or choose "
+                "another output"
+            ) from error
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def read_ledger(path: str | Path) -> tuple[dict[str, Any] | None, tuple[Failure, ...]]:
+    """Settings and failures of a ledger; None where there are no settings yet."""
+    settings = None
+    failures: dict[int, Failure] = {}
+    for record in _records(Path(path)):
+        settings = record.get("settings", settings)
+        if "failed" in record:
+            fields = record["failed"]
+            failure = Failure(**fields | {"window": tuple(fields["window"])})
+            failures[failure.chunk] = failure
+    return settings, tuple(failures.values())
+
+
+def differences(earlier: Any, now: Any, name: str = "") -> list[str]:
+    """Names of the settings that differ, with both values.
+
+    >>> differences({"tile": 64, "halo": {"y": 8}}, {"tile": 64, "halo": {"y": 16}})
+    ['halo.y: 8 then, 16 now']
+    """
+    if isinstance(earlier, dict) and isinstance(now, dict):
+        keys = sorted(earlier.keys() | now.keys())
+        prefix = f"{name}." if name else ""
+        return [
+            line
+            for key in keys
+            for line in differences(earlier.get(key), now.get(key), prefix + key)
+        ]
+    return [] if earlier == now else [f"{name}: {earlier} then, {now} now"]
+
+
+def _settings(path: Path) -> dict[str, Any] | None:
+    return read_ledger(path)[0]
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # torn by a kill
+        if isinstance(record, dict):
+            yield record
+
+
+def _refuse_other(earlier: dict[str, Any], now: dict[str, Any], path: Path) -> None:
+    lines = differences(earlier, now)
+    if lines:
+        raise ValueError(
+            f"{path} belongs to a run with other settings ({'; '.join(lines)}): repeat that call to "
+            "go on with it, or pass overwrite=True to start again"
+        )

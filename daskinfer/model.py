@@ -1,0 +1,520 @@
+"""The recipe of a model: where its weights are, what goes in, what comes out.
+
+A `Model` is a small frozen value.  It travels in plans and task graphs, so it never holds weights
+when pickled: a file or factory is named, and an in-memory module is replaced by its digest (the
+runner ships its bytes once per worker, see `Model.ship`).  `Model.network` builds the network where
+it is needed.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import inspect
+import json
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Model", "ModelBytes", "load_model"]
+
+METADATA_FILE = "daskinfer.json"
+OUTPUTS = ("classes", "probabilities", "values")
+ACTIVATIONS = (None, "softmax", "sigmoid")
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+Output = Literal["classes", "probabilities", "values"]
+Numbers = tuple[float, ...]
+Network = Callable[["torch.Tensor"], "torch.Tensor"]
+
+# Modules given by users of this process, found again by digest when a pickled Model comes back to
+# the same process (Dask pickles tasks even for in-process workers).  Weak: the user owns them.
+_local: weakref.WeakValueDictionary[str, torch.nn.Module] = weakref.WeakValueDictionary()
+# Modules that were shipped to this process; strong, until the run that shipped them is over.
+_shipped: dict[str, torch.nn.Module] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """An in-memory module on its way to a worker process."""
+
+    digest: str
+    payload: bytes
+
+    def receive(self) -> None:
+        """Make the module available to models with this digest in this process."""
+        import cloudpickle
+
+        with _lock:
+            if self.digest not in _local and self.digest not in _shipped:
+                _shipped[self.digest] = cloudpickle.loads(self.payload)
+
+    def release(self) -> None:
+        """Forget the module."""
+        with _lock:
+            _shipped.pop(self.digest, None)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is needed to run a trained network over a raster.  Made by `load_model`.
+
+    The network sees ``x = ((raw * scale + offset) - mean) / std`` as float32 ``(n, band, y, x)``,
+    with `fill` in the pixels that are nodata, and its scores ``(n, channel, y, x)`` become the
+    raster that `output` names.
+
+    Attributes
+    ----------
+    source : str
+        Where the network comes from, for people.
+    kind : {"module", "factory", "pt2"}
+        How it is built.
+    digest : str
+        Hash of the network's content; two models with equal digests compute the same.
+    in_bands : int or None
+        Bands the network takes, where that is known without running it.
+    bands : tuple of str or None
+        Names of the raster's bands in the order in which the network takes them.
+    scale, offset : tuple of float or None
+        Per band or one for all; None means the raster's own scale and offset.
+    mean, std : tuple of float or None
+        Per band or one for all; None means 0 and 1.
+    fill : float or None
+        Raw number put into nodata pixels before the network; None means the mean, that is 0 after
+        normalisation.
+    output : {"classes", "probabilities", "values"}
+        ``"classes"``: index of the highest score (of one channel: score >= `threshold`).
+        ``"probabilities"``: scores after `activation`.  ``"values"``: scores as they are.
+    activation : {None, "softmax", "sigmoid"}
+        Applied to the scores.
+    threshold : float
+        For classes from one channel.
+    class_names, class_colors : tuple of str or None
+        One per class; colours as ``"#rrggbb"``.
+    tile : tuple of int or None
+        The only ``(height, width)`` that the network accepts, in pixels.
+    precision : {"float32", "bfloat16", "float16"}
+        Arithmetic of the network (autocast); normalisation and post-processing stay in float32.
+    weights : str or None
+        File of weights for a factory.
+    """
+
+    source: str
+    kind: Literal["module", "factory", "pt2"]
+    digest: str
+    in_bands: int | None = None
+    bands: tuple[str, ...] | None = None
+    scale: Numbers | None = None
+    offset: Numbers | None = None
+    mean: Numbers | None = None
+    std: Numbers | None = None
+    fill: float | None = None
+    output: Output = "classes"
+    activation: Literal["softmax", "sigmoid"] | None = None
+    threshold: float = 0.5
+    class_names: tuple[str, ...] | None = None
+    class_colors: tuple[str, ...] | None = None
+    tile: tuple[int, int] | None = None
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    weights: str | None = None
+    # The user's module: not part of the value (the digest is), never pickled.
+    module: Any = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_choice("output", self.output, OUTPUTS)
+        _check_choice("activation", self.activation, ACTIVATIONS)
+        _check_choice("precision", self.precision, PRECISIONS)
+        _check_bands(self)
+        _check_classes(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "module"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "module", None)
+
+    def __dask_tokenize__(self) -> object:
+        return type(self).__qualname__, tuple(sorted(self.__getstate__().items()))
+
+    @property
+    def n_bands(self) -> int | None:
+        """Bands the network takes, as far as the recipe tells."""
+        per_band = (self.bands, self.mean, self.std, self.scale, self.offset)
+        known = {len(values) for values in per_band if values is not None and len(values) > 1}
+        if self.bands is not None:
+            return len(self.bands)
+        return self.in_bands or (known.pop() if known else None)
+
+    def patch(self, **spec: Any) -> Model:
+        """Copy of the recipe with some fields changed.
+
+        >>> import torch
+        >>> model = load_model(torch.nn.Conv2d(3, 2, 1))
+        >>> model.patch(class_names=("land", "water")).class_names
+        ('land', 'water')
+        """
+        return replace(self, **_tidy(spec))
+
+    def network(self, device: str = "cpu") -> Network:
+        """Build the network in this process, in eval mode on `device`.
+
+        The caller owns the result: a module given to `load_model` is copied, never changed.
+
+        Returns
+        -------
+        callable
+            float32 tensor ``(n, band, y, x)`` to scores ``(n, channel, y, x)``.
+
+        Raises
+        ------
+        RuntimeError
+            If an in-memory module was not shipped to this process.
+        """
+        if self.kind == "pt2":
+            return _exported_network(self.source, device)
+        module = _call_factory(self) if self.kind == "factory" else copy.deepcopy(_find(self))
+        return module.to(device).eval()
+
+    def ship(self) -> ModelBytes | None:
+        """Bytes of an in-memory module for other processes; None for models they can load."""
+        if self.kind != "module":
+            return None
+        import cloudpickle
+
+        return ModelBytes(self.digest, cloudpickle.dumps(_find(self)))
+
+
+def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -> Model:
+    """Describe a trained model and how its input and output are to be read.
+
+    Nothing is run, and files are not kept open; the network is built by each worker.
+
+    Parameters
+    ----------
+    source : torch.nn.Module, path or str
+        A module; a ``.pt2`` file written by ``torch.export.save``; or ``"package.module:factory"``,
+        a callable without arguments that returns a module.  A `Model` is returned with `spec`
+        applied to it.
+    weights : path, optional
+        State dict for a factory: ``.safetensors``, or a file that ``torch.load`` reads with
+        ``weights_only=True``.
+    **spec
+        Fields of `Model`: ``bands``, ``scale``, ``offset``, ``mean``, ``std``, ``fill``, ``output``,
+        ``activation``, ``threshold``, ``class_names``, ``class_colors``, ``tile``, ``precision``.
+        Metadata embedded in a ``.pt2`` (extra file ``daskinfer.json``) are the defaults.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file does not exist.
+    TypeError
+        If `source` is not a model, or a keyword is unknown.
+    ValueError
+        If the file is not a model, or the spec contradicts itself.
+
+    Examples
+    --------
+    >>> import torch
+    >>> net = torch.nn.Conv2d(4, 3, kernel_size=3, padding=1)
+    >>> model = load_model(net, bands=["B02", "B03", "B04", "B08"], scale=1e-4,
+    ...                    class_names=["water", "soil", "plants"])
+    >>> model.in_bands, model.output
+    (4, 'classes')
+    """
+    _check_spec(spec)
+    if isinstance(source, Model):
+        return source.patch(**spec)
+    if isinstance(source, (str, Path)):
+        return _from_name(str(source), weights, spec)
+    if weights is not None:
+        raise ValueError(
+            "weights= belongs to a 'package.module:factory'; load them into the module"
+        )
+    return _from_module(source, spec)
+
+
+def _from_name(name: str, weights: str | Path | None, spec: dict[str, Any]) -> Model:
+    path = Path(name)
+    if path.suffix.lower() == ".pt2":
+        return _from_pt2(path, spec)
+    module, colon, factory = name.partition(":")
+    if colon and module.replace(".", "").isidentifier() and factory.isidentifier():
+        return _from_factory(name, weights, spec)
+    if not path.exists():
+        raise FileNotFoundError(f"model {name!r}: no such file, and not a 'package.module:factory'")
+    raise ValueError(
+        f"model {name!r}: {path.suffix or 'a file without suffix'} is not a format daskinfer reads: "
+        "pass an nn.Module, a .pt2 file (torch.export.save) or 'package.module:factory'"
+    )
+
+
+def _from_module(module: Any, spec: dict[str, Any]) -> Model:
+    import torch
+
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(
+            f"not a model: got {type(module).__name__}, expected a torch.nn.Module, a .pt2 path or "
+            "'package.module:factory'"
+        )
+    digest = _module_digest(module)
+    _local[digest] = module
+    name = type(module).__name__
+    return Model(
+        name, "module", digest, in_bands=_first_in_channels(module), module=module, **_tidy(spec)
+    )
+
+
+def _from_factory(name: str, weights: str | Path | None, spec: dict[str, Any]) -> Model:
+    if weights is not None and not Path(weights).is_file():
+        raise FileNotFoundError(f"weights {str(weights)!r}: no such file")
+    _resolve(name)
+    recipe = Model(
+        name, "factory", "", weights=None if weights is None else str(weights), **_tidy(spec)
+    )
+    # Built once here: an import error, a factory that returns no module and weights that do not
+    # fit are all to be found before a worker starts.
+    module = _call_factory(recipe)
+    return replace(recipe, digest=_module_digest(module), in_bands=_first_in_channels(module))
+
+
+def _from_pt2(path: Path, spec: dict[str, Any]) -> Model:
+    if not path.is_file():
+        raise FileNotFoundError(f"model {str(path)!r}: no such file")
+    program, metadata = _read_pt2(path)
+    in_bands, tile = _signature(program, path)
+    embedded = {"tile": tile} | json.loads(metadata or "{}")
+    known = {f.name for f in fields(Model)}
+    merged = {name: value for name, value in embedded.items() if name in known} | spec
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Model(str(path), "pt2", digest, in_bands=in_bands, **_tidy(merged))
+
+
+def _read_pt2(path: str | Path) -> tuple[torch.export.ExportedProgram, str]:
+    import torch
+
+    extra = {METADATA_FILE: ""}
+    try:
+        with warnings.catch_warnings():
+            # torch warns about its own (de)serialisation internals, nothing a user can act on.
+            warnings.simplefilter("ignore")
+            program = torch.export.load(path, extra_files=extra)
+    except Exception as error:
+        raise ValueError(
+            f"model {str(path)!r} is not a torch.export archive ({type(error).__name__}: {error}): "
+            "write it with torch.export.save(torch.export.export(model.eval(), ...), path)"
+        ) from error
+    return program, extra[METADATA_FILE]
+
+
+def _exported_network(path: str, device: str) -> Network:
+    from torch.export.passes import move_to_device_pass
+
+    program, _ = _read_pt2(path)
+    if device != "cpu":
+        program = move_to_device_pass(program, device)
+    network: Network = program.module()
+    return network
+
+
+def _signature(
+    program: torch.export.ExportedProgram, path: Path
+) -> tuple[int | None, tuple[int, int] | None]:
+    """Input bands, and the tile where height and width are fixed, from the exported graph."""
+    names = program.graph_signature.user_inputs
+    shapes = [
+        node.meta["val"].shape
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in names
+    ]
+    if len(shapes) != 1 or len(shapes[0]) != 4:
+        found = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise ValueError(
+            f"model {str(path)!r} takes {found or 'no tensor'}; daskinfer runs models of one input "
+            "(n, band, y, x)"
+        )
+    _, bands, height, width = (size if isinstance(size, int) else None for size in shapes[0])
+    return bands, None if height is None or width is None else (height, width)
+
+
+def _resolve(name: str) -> Callable[[], Any]:
+    module, _, factory = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), factory)  # type: ignore[no-any-return]
+    except ModuleNotFoundError as error:
+        raise ValueError(f"model {name!r}: no module named {error.name!r}") from error
+    except AttributeError as error:
+        raise ValueError(f"model {name!r}: {module} has no {factory!r}") from error
+
+
+def _call_factory(model: Model) -> torch.nn.Module:
+    import torch
+
+    module = _resolve(model.source)()
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(
+            f"model {model.source!r}: the factory returned {type(module).__name__}, "
+            "not a torch.nn.Module"
+        )
+    if model.weights is not None:
+        _load_weights(module, model.weights)
+    return module
+
+
+def _load_weights(module: torch.nn.Module, path: str) -> None:
+    import torch
+
+    try:
+        if path.endswith(".safetensors"):
+            from safetensors.torch import load_file
+
+            state: Mapping[str, Any] = load_file(path)
+        else:
+            # weights_only: a pickle that names anything but tensors is refused, not run.
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        module.load_state_dict(state)
+    except ModuleNotFoundError as error:
+        raise ImportError("reading .safetensors needs: pip install safetensors") from error
+    except Exception as error:
+        raise ValueError(f"weights {path!r} do not fit {type(module).__name__}: {error}") from error
+
+
+def _find(model: Model) -> torch.nn.Module:
+    module = model.module or _local.get(model.digest) or _shipped.get(model.digest)
+    if module is None:
+        raise RuntimeError(
+            f"model {model.source!r} was given as an object and is not in this process: save it "
+            "with torch.export.save, or name its factory as 'package.module:factory'"
+        )
+    return module
+
+
+def _first_in_channels(module: torch.nn.Module) -> int | None:
+    """Input channels of the first convolution: None unless it is surely the first layer."""
+    for child in module.modules():
+        channels = getattr(child, "in_channels", None)
+        if isinstance(channels, int) and hasattr(child, "kernel_size"):
+            return channels
+    return None
+
+
+def _module_digest(module: torch.nn.Module) -> str:
+    """Hash of weights, buffers, plain attributes and code; the same in every process."""
+    digest = hashlib.sha256()
+    for name, child in module.named_modules():
+        kind = type(child)
+        plain = {
+            key: value
+            for key, value in sorted(vars(child).items())
+            if isinstance(value, (bool, int, float, str, tuple, list)) and key != "training"
+        }
+        digest.update(f"{name}|{kind.__module__}.{kind.__qualname__}|{plain}".encode())
+        if not kind.__module__.startswith("torch."):
+            digest.update(_source_code(kind).encode())
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    for name, tensor in tensors:
+        array = tensor.detach().cpu().contiguous()
+        digest.update(f"{name}|{array.dtype}|{tuple(array.shape)}".encode())
+        digest.update(array.flatten().view(dtype=_bytes_dtype()).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _bytes_dtype() -> torch.dtype:
+    import torch
+
+    return torch.uint8
+
+
+def _source_code(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        # Typed at a prompt: its name has to do.
+        return ""
+
+
+_PER_BAND = ("scale", "offset", "mean", "std")
+_TEXTS = ("bands", "class_names", "class_colors")
+_SPEC = (*_PER_BAND, *_TEXTS, "fill", "output", "activation", "threshold", "tile", "precision")
+
+
+def _check_spec(spec: Mapping[str, Any]) -> None:
+    unknown = sorted(set(spec) - set(_SPEC))
+    if unknown:
+        raise TypeError(f"unknown model option {unknown[0]!r}; known: {', '.join(sorted(_SPEC))}")
+
+
+def _tidy(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Spec as the hashable tuples that the frozen dataclass holds."""
+    tidy: dict[str, Any] = {}
+    for name, value in spec.items():
+        if value is None:
+            tidy[name] = None
+        elif name in _PER_BAND:
+            tidy[name] = _numbers(name, value)
+        elif name in _TEXTS:
+            tidy[name] = tuple(str(item) for item in value)
+        elif name == "tile":
+            tidy[name] = (value, value) if isinstance(value, int) else tuple(int(v) for v in value)
+        else:
+            tidy[name] = value
+    return tidy
+
+
+def _numbers(name: str, value: float | Sequence[float]) -> Numbers:
+    values = (value,) if isinstance(value, (int, float)) else tuple(value)
+    try:
+        return tuple(float(number) for number in values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} must be a number or one number per band, got {value!r}"
+        ) from error
+
+
+def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        known = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} must be one of {known}, got {value!r}")
+
+
+def _check_bands(model: Model) -> None:
+    if model.bands is not None:
+        doubled = sorted({name for name in model.bands if model.bands.count(name) > 1})
+        if doubled:
+            raise ValueError(f"bands names {doubled[0]!r} twice: {list(model.bands)}")
+    expected = model.n_bands
+    counted = {name: getattr(model, name) for name in ("bands", *_PER_BAND)}
+    for name, values in counted.items():
+        if values is not None and len(values) not in (1, expected) and expected is not None:
+            raise ValueError(f"{name} has {len(values)} entries for a model of {expected} bands")
+    if model.bands and model.in_bands and len(model.bands) != model.in_bands:
+        raise ValueError(
+            f"the model takes {model.in_bands} bands, bands names {len(model.bands)}: "
+            f"{list(model.bands)}"
+        )
+    if model.std is not None and any(value <= 0 for value in model.std):
+        raise ValueError(f"std must be positive, got {list(model.std)}")
+
+
+def _check_classes(model: Model) -> None:
+    names, colors = model.class_names, model.class_colors
+    if names is not None and colors is not None and len(names) != len(colors):
+        raise ValueError(f"{len(names)} class_names but {len(colors)} class_colors")
+    for color in colors or ():
+        digits = color.removeprefix("#")
+        if len(digits) != 6 or not set(digits.lower()) <= set("0123456789abcdef"):
+            raise ValueError(f"class_colors are written '#rrggbb', got {color!r}")

@@ -1,0 +1,323 @@
+"""Drive a plan on a Dask client, a bounded number of chunks at a time.
+
+The raster's graph is never built: chunk tasks are submitted as others finish, so that the client and
+the scheduler hold the chunks in flight and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from distributed import Client, Future, as_completed, get_client
+
+from .clusters import cluster
+from .cog import WorkFile, encode_chunk
+from .errors import InferenceError
+from .ledger import Failure, Ledger
+from .monitor import Callback, ChunkDone, ChunkFailed, ChunkRetried, Event, RunFinished, RunStarted
+from .planner import Plan
+from .planner import plan as make_plan
+from .report import Report
+from .station import ChunkResult, StationPlugin, run_chunk, work_path
+
+__all__ = ["run"]
+
+_ATTEMPTS = 3
+# Chunks submitted per thread: one that runs and one that waits for it to end.
+_IN_FLIGHT_PER_THREAD = 2
+_THREADS_EVERY = 5.0  # seconds between looks at how many threads the cluster has
+
+
+def run(
+    source: Any,
+    model: Any = None,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    client: Client | None = None,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
+) -> Report:
+    """Run a model over a raster and write the result as a Cloud Optimized GeoTIFF.
+
+    Rerunning the same call after it was stopped goes on where it stopped.
+
+    Parameters
+    ----------
+    source : Plan, path, URL or DataArray
+        A plan, which says all the rest; or a raster as for `open_raster`.
+    model : Model or anything that `load_model` takes
+    output : path
+        The COG to write.
+    client : distributed.Client, optional
+        Where to run; by default the current client, else threads of this process.
+    callbacks : sequence of callable
+        Called with each `daskinfer.monitor.Event`.
+    **options
+        Of `plan`.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    InferenceError
+        If a chunk failed three times and ``on_error="raise"``, or the cluster was lost.
+    FileNotFoundError, FileExistsError, PermissionError, ValueError, TypeError
+        As of `plan`, before any work; ValueError also where a partial output belongs to a run with
+        other settings.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from daskinfer.demo import demo_model, demo_path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = run(demo_path(), demo_model(), os.path.join(folder, "clouds.tif"))
+    >>> report.complete, report.chunks
+    (True, 1)
+    """
+    plan = _planned(source, model, output, options)
+    with _client(client) as active, _Outputs.prepare(plan) as outputs:
+        return _Driver(plan, active, outputs, callbacks).drive()
+
+
+def _planned(source: Any, model: Any, output: Any, options: dict[str, Any]) -> Plan:
+    if isinstance(source, Plan):
+        if model is not None or output is not None or options:
+            raise TypeError("run(plan) takes its settings from the plan: pass them to plan()")
+        return source
+    if model is None or output is None:
+        raise TypeError("run needs a Plan, or a source, a model and an output")
+    return make_plan(source, model, output, **options)
+
+
+@contextlib.contextmanager
+def _client(given: Client | None) -> Iterator[Client]:
+    """The client given, the current one, or one of our own that is closed afterwards."""
+    if given is None:
+        with contextlib.suppress(ValueError):
+            given = get_client()
+    if given is not None:
+        yield given
+        return
+    with cluster("local") as own:
+        yield own
+
+
+@dataclass
+class _Outputs:
+    """The work file and the ledger of a run."""
+
+    plan: Plan
+    work: WorkFile
+    ledger: Ledger
+
+    @classmethod
+    @contextlib.contextmanager
+    def prepare(cls, plan: Plan) -> Iterator[_Outputs]:
+        """Make them, or go on with those of an earlier run."""
+        path = work_path(plan)
+        fresh = plan.overwrite or not os.path.exists(path)
+        with Ledger(f"{path}.jsonl", plan.settings(), fresh=fresh) as ledger:
+            if fresh:
+                Path(path).unlink(missing_ok=True)
+                WorkFile.create(path, plan.cog, plan.tiling.chunk).close()
+            with WorkFile.open(path, plan.cog, plan.tiling.chunk) as work:
+                yield cls(plan, work, ledger)
+
+    def todo(self) -> list[int]:
+        """Chunks that are not in the work file, or are there as the nodata of a failure."""
+        y, x = self.plan.tiling.y, self.plan.tiling.x
+        done = self.work.done(
+            [y.chunk_span(i).start for i in range(y.chunks)],
+            [x.chunk_span(j).start for j in range(x.chunks)],
+        )
+        failed = {failure.chunk for failure in self.ledger.failures()}
+        return [n for n, finished in enumerate(done.ravel()) if not finished or n in failed]
+
+    def leave_nodata(self, number: int) -> None:
+        """Write nodata where a chunk failed for good."""
+        window = self.plan.tiling.chunk_at(self.plan.tiling.index_of(number)).window
+        form = self.plan.inference.form
+        nodata = np.full((form.bands, *window.shape), form.nodata, form.dtype)
+        self.work.append(encode_chunk(self.plan.cog, nodata, *window.origin, self.work.levels))
+
+    def finish(self, failures: Sequence[Failure]) -> None:
+        """Turn the work file into the output."""
+        self.work.finish(self.plan.output)
+        if failures:
+            # What the output lacks stays written beside it.
+            os.replace(self.ledger.path, f"{self.plan.output}.failed.jsonl")
+        else:
+            self.ledger.remove()
+
+
+@dataclass
+class _Driver:
+    """One execution of a plan."""
+
+    plan: Plan
+    client: Client
+    outputs: _Outputs
+    callbacks: Sequence[Callback]
+    run: str = field(default_factory=lambda: f"daskinfer-{uuid.uuid4().hex[:8]}")
+    tiles: int = 0
+    nonfinite: int = 0
+    retries: int = 0
+    metrics: dict[tuple[str, int], ChunkResult] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+    def drive(self) -> Report:
+        start = time.perf_counter()
+        todo = self.outputs.todo()
+        done = self.plan.tiling.chunks - len(todo)
+        self._emit(RunStarted(self.plan, self.plan.tiling.chunks, done, self.client.dashboard_link))
+        with self._stations():
+            self._stream(deque(todo))
+        self.outputs.finish(self.failures)
+        report = self._report(done, time.perf_counter() - start)
+        self._emit(RunFinished(report))
+        return report
+
+    def _emit(self, event: Event) -> None:
+        for callback in self.callbacks:
+            callback(event)
+
+    @contextlib.contextmanager
+    def _stations(self) -> Iterator[None]:
+        """Bring the plan to all workers, also those that join later, and clear up afterwards."""
+        workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
+        hosts = [worker["host"] for worker in workers]
+        neighbours = {host: hosts.count(host) for host in set(hosts)}
+        plugin = StationPlugin(self.run, self.plan, self.plan.model.ship(), neighbours)
+        self.client.register_plugin(plugin)
+        try:
+            yield
+        finally:
+            self.client.unregister_worker_plugin(self.run)
+
+    def _stream(self, todo: deque[int]) -> None:
+        """Keep a bounded number of chunks in flight until all are done or one failed for good."""
+        flow = as_completed(loop=self.client.loop)
+        limit, looked = self._limit(), time.monotonic()
+        flow.update(self._submit(todo, limit))
+        try:
+            for future in flow:
+                again = self._settle(future)
+                if again is not None:
+                    todo.appendleft(again)
+                if time.monotonic() - looked > _THREADS_EVERY:
+                    limit, looked = self._limit(), time.monotonic()
+                flow.update(self._submit(todo, limit - flow.count()))
+        finally:
+            # After an error or Ctrl-C nothing more is started; what runs ends by itself.
+            self.client.cancel(list(flow.futures))
+
+    def _limit(self) -> int:
+        threads: int = sum(self.client.nthreads().values())
+        return _IN_FLIGHT_PER_THREAD * max(1, threads)
+
+    def _submit(self, todo: deque[int], room: int) -> list[Future]:
+        """Submit up to `room` chunks in one message (the scheduler keeps a record per message)."""
+        numbers = [todo.popleft() for _ in range(min(room, len(todo)))]
+        if not numbers:
+            return []
+        keys = [(f"infer-{self.run}", n, self.attempts.get(n, 0)) for n in numbers]
+        futures: list[Future] = self.client.map(
+            run_chunk, [self.run] * len(numbers), numbers, key=keys, pure=False
+        )
+        return futures
+
+    def _settle(self, future: Future) -> int | None:
+        """Take a finished task; returns the chunk when it is to be tried again."""
+        number = int(future.key[1])
+        if future.status == "cancelled":
+            raise InferenceError(
+                "the cluster was lost (its scheduler closed or cancelled the work): run the same "
+                "call again to go on"
+            )
+        if future.status == "error":
+            return self._failed(number, future.exception())
+        self._done(future.result())
+        return None
+
+    def _done(self, result: ChunkResult) -> None:
+        self.tiles += result.tiles
+        self.nonfinite += result.nonfinite
+        self.metrics[result.process] = result
+        self._emit(
+            ChunkDone(
+                result.chunk,
+                self._window(result.chunk),
+                result.tiles,
+                result.seconds,
+                result.worker,
+            )
+        )
+
+    def _failed(self, number: int, error: BaseException) -> int | None:
+        attempt = self.attempts[number] = self.attempts.get(number, 0) + 1
+        window, text = self._window(number), _causes(error)
+        if attempt < _ATTEMPTS:
+            self.retries += 1
+            self._emit(ChunkRetried(number, window, attempt, text))
+            return number
+        worker = str(getattr(getattr(error, "last_worker", None), "address", "a worker"))
+        failure = Failure(number, window, text, worker)
+        self.outputs.ledger.failed(failure)
+        self._emit(ChunkFailed(number, window, text))
+        if self.plan.on_error == "raise":
+            raise InferenceError(
+                f"chunk {number} at (row, col, height, width) = {window} failed {attempt} times: "
+                f"{text}. The rest is kept in {work_path(self.plan)}: run the same call again to go "
+                "on, or with on_error='nodata' to leave such chunks nodata",
+                window=window,
+                chunk=self.plan.tiling.index_of(number),
+                worker=worker,
+            ) from error
+        self.outputs.leave_nodata(number)
+        self.failures.append(failure)
+        return None
+
+    def _window(self, number: int) -> tuple[int, int, int, int]:
+        tiling = self.plan.tiling
+        return tiling.chunk_at(tiling.index_of(number)).window.bounds()
+
+    def _report(self, resumed: int, seconds: float) -> Report:
+        metrics = [result.metrics for result in self.metrics.values()]
+        elapsed = sum(m.elapsed for m in metrics)
+        slots = sum(m.slots for m in metrics)
+        return Report(
+            output=self.plan.output,
+            shape=self.plan.cog.shapes[0],
+            chunks=self.plan.tiling.chunks,
+            resumed=resumed,
+            tiles=self.tiles,
+            seconds=seconds,
+            device_busy=sum(m.busy for m in metrics) / elapsed if elapsed else 0.0,
+            batch_fill=sum(m.tiles for m in metrics) / slots if slots else 0.0,
+            retries=self.retries,
+            nonfinite=self.nonfinite,
+            failures=tuple(self.failures),
+            file_bytes=os.path.getsize(self.plan.output),
+        )
+
+
+def _causes(error: BaseException) -> str:
+    """Type and message of an error and of what caused it: GDAL names the bad block only there."""
+    lines = []
+    cause: BaseException | None = error
+    while cause is not None:
+        lines.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__
+    return " <- ".join(lines)

@@ -1,0 +1,171 @@
+"""What a worker process holds for a run: model actor, source and work file.
+
+A `WorkerPlugin` brings the plan (and the bytes of an in-memory model) to every worker once, also to
+workers that join late or come back after a crash, so that a task is no more than two numbers.  The
+state lives in this importable module: Dask would pickle it into every task otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import rasterio
+from distributed import WorkerPlugin, get_worker
+
+from .actor import ActorMetrics, InferenceActor
+from .cog import WorkFile, encode_chunk
+from .infer import infer_chunk, release_actor, using_actor
+from .model import ModelBytes
+from .planner import Plan
+
+__all__ = ["ChunkResult", "StationPlugin", "run_chunk"]
+
+# GDAL's own block cache; its default of 5 % of the memory is taken by each process.
+_GDAL_CACHE_MB = 64
+
+
+@dataclass(frozen=True)
+class ChunkResult:
+    """What a chunk task tells the client: numbers, never pixels."""
+
+    chunk: int
+    tiles: int
+    nonfinite: int
+    seconds: float
+    worker: str
+    process: tuple[str, int]
+    metrics: ActorMetrics
+
+
+@dataclass
+class _Station:
+    """State of one run in this process; shared by the workers of the process."""
+
+    plan: Plan
+    shipped: ModelBytes | None
+    threads: int
+    workers: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    opened: tuple[InferenceActor, WorkFile] | None = None
+
+    def open(self) -> tuple[InferenceActor, WorkFile]:
+        """The actor and the work file; made by the first chunk task of the process."""
+        with self.lock:
+            if self.opened is None:
+                _share_cores(self.threads)
+                if self.shipped is not None:
+                    self.shipped.receive()
+                actor = self.resources.enter_context(using_actor(self.plan.inference))
+                work = self.resources.enter_context(
+                    WorkFile.open(work_path(self.plan), self.plan.cog, self.plan.tiling.chunk)
+                )
+                self.opened = actor, work
+            return self.opened
+
+    def close(self) -> None:
+        with self.lock:
+            self.resources.close()
+            self.opened = None
+        release_actor(self.plan.inference)
+        if self.shipped is not None:
+            self.shipped.release()
+
+
+_stations: dict[str, _Station] = {}
+_stations_lock = threading.Lock()
+
+
+class StationPlugin(WorkerPlugin):  # type: ignore[misc]
+    """Brings a run to a worker process and clears up after it.
+
+    Parameters
+    ----------
+    run : str
+        Name of the run.
+    plan : Plan
+    shipped : ModelBytes or None
+        An in-memory model.
+    neighbours : dict of str to int
+        Worker processes per host, which share its cores.
+    """
+
+    def __init__(
+        self, run: str, plan: Plan, shipped: ModelBytes | None, neighbours: dict[str, int]
+    ) -> None:
+        self.name = run
+        self._plan = plan
+        self._shipped = shipped
+        self._neighbours = neighbours
+
+    def setup(self, worker: object) -> None:
+        """Called on the event loop of each worker: only notes what to open later."""
+        host = str(getattr(worker, "ip", ""))
+        threads = max(1, (os.cpu_count() or 1) // max(1, self._neighbours.get(host, 1)))
+        with _stations_lock:
+            station = _stations.setdefault(self.name, _Station(self._plan, self._shipped, threads))
+            station.workers += 1
+
+    def teardown(self, worker: object) -> None:
+        """Called on the event loop when the run is over or the worker closes."""
+        with _stations_lock:
+            station = _stations.get(self.name)
+            if station is None:
+                return
+            station.workers -= 1
+            if station.workers:
+                return
+            del _stations[self.name]
+        # Waits for the batch on the device: not on the event loop.
+        threading.Thread(target=station.close, name="daskinfer-close", daemon=True).start()
+
+
+def work_path(plan: Plan) -> str:
+    """The file that holds the output while it grows."""
+    return f"{plan.output}.partial"
+
+
+def run_chunk(run: str, number: int) -> ChunkResult:
+    """Read, infer, encode and append one chunk: the only kind of task of a run.
+
+    One task, not four: reading ahead of the device is bounded by the number of threads then, and
+    pixels never wait in a worker's memory for a later task.
+    """
+    start = time.perf_counter()
+    station = _stations[run]
+    actor, work = station.open()
+    plan = station.plan
+    index = plan.tiling.index_of(number)
+    with _gdal():
+        stitched = infer_chunk(plan.inference, index, plan.source.read, actor)
+        row, col = plan.tiling.chunk_at(index).window.origin
+        work.append(encode_chunk(plan.cog, stitched.data, row, col, work.levels))
+    address = str(get_worker().address)
+    return ChunkResult(
+        chunk=number,
+        tiles=stitched.tiles,
+        nonfinite=stitched.nonfinite,
+        seconds=time.perf_counter() - start,
+        worker=address,
+        process=(address.rpartition(":")[0], os.getpid()),
+        metrics=actor.metrics,
+    )
+
+
+@contextlib.contextmanager
+def _gdal() -> Iterator[None]:
+    with rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_MB):
+        yield
+
+
+def _share_cores(threads: int) -> None:
+    """Give torch its share of the cores: a nanny leaves it 1, an in-process worker all of them."""
+    import torch
+
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)

@@ -1,0 +1,318 @@
+"""A file of encoded tiles and its index: read, grow, patch, copy.
+
+Reads and writes name their position, so that threads and processes can share the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskinfer.tiff import Layout
+
+# Bytes that are copied at a time.
+_COPY_BYTES = 8 << 20
+
+
+def write_at(path: str, fd: int, data: bytes, at: int) -> None:
+    """Write all of `data`, however many calls that takes.
+
+    Parameters
+    ----------
+    path : str
+        Named in errors.
+    fd : int
+        Open file.
+    data : bytes
+        What to write.
+    at : int
+        Position in the file.
+
+    Raises
+    ------
+    OSError
+        If the disk is full or fails; names the file.
+    """
+    rest = memoryview(data)
+    while rest:
+        try:
+            done = os.pwrite(fd, rest, at)
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror} at byte {at}", path) from error
+        if done == 0:
+            raise OSError(errno.EIO, f"{len(rest)} bytes left unwritten at byte {at}", path)
+        rest, at = rest[done:], at + done
+
+
+def read_at(path: str, fd: int, size: int, at: int) -> bytes:
+    """Read exactly `size` bytes, however many calls that takes.
+
+    Parameters
+    ----------
+    path : str
+        Named in errors.
+    fd : int
+        Open file.
+    size, at : int
+        How many bytes, and where.
+
+    Returns
+    -------
+    bytes
+        Of length `size`.
+
+    Raises
+    ------
+    OSError
+        If the file ends before; names the file.
+    """
+    data = os.pread(fd, size, at)
+    while len(data) < size:
+        more = os.pread(fd, size - len(data), at + len(data))
+        if not more:
+            raise OSError(errno.EIO, f"ends before byte {at + size}", path)
+        data += more
+    return data
+
+
+class IndexedFile:
+    """An open file and its tile index.
+
+    Parameters
+    ----------
+    path : str
+        Named in errors.
+    fd : int
+        Open for reading and writing; owned by the caller.
+    layout : Layout
+        Where the index is.
+    """
+
+    def __init__(self, path: str, fd: int, layout: Layout) -> None:
+        self.path, self.fd, self.layout = path, fd, layout
+
+    def write_header(self) -> None:
+        """Write all but the index, which stays a hole that reads as zeros."""
+        for at, data in self.layout.header:
+            self.write(data, at)
+
+    def write(self, data: bytes, at: int) -> None:
+        """Write all of `data`, as `write_at`."""
+        write_at(self.path, self.fd, data, at)
+
+    def read(self, size: int, at: int) -> bytes:
+        """Read exactly `size` bytes, as `read_at`."""
+        return read_at(self.path, self.fd, size, at)
+
+    def grow(self, size: int) -> int:
+        """Make the file longer.
+
+        Parameters
+        ----------
+        size : int
+            By this many bytes.
+
+        Returns
+        -------
+        int
+            Where they are.
+
+        Raises
+        ------
+        OSError
+            If the file would be too large; names it.
+        """
+        at = os.fstat(self.fd).st_size
+        try:
+            os.ftruncate(self.fd, at + size)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from error
+        return at
+
+    def offsets(self, level: int) -> NDArray[np.int64]:
+        """Tile offsets of a level.
+
+        Parameters
+        ----------
+        level : int
+            0 is full resolution.
+
+        Returns
+        -------
+        ndarray of int64, shape (tile rows, tile columns)
+            Byte positions.
+        """
+        return self._array(level, self.layout.offsets_at[level], "<u8")
+
+    def counts(self, level: int) -> NDArray[np.int64]:
+        """Tile byte counts of a level.
+
+        Parameters
+        ----------
+        level : int
+            0 is full resolution.
+
+        Returns
+        -------
+        ndarray of int64, shape (tile rows, tile columns)
+            Bytes; zero where the tile is missing.
+        """
+        return self._array(level, self.layout.counts_at[level], "<u4")
+
+    def counts_of(self, level: int, row: int, col: int, grid: tuple[int, ...]) -> NDArray[np.int64]:
+        """Byte counts of a rectangle of tiles.
+
+        Parameters
+        ----------
+        level, row, col : int
+            Level, and tile row and column of the rectangle's corner.
+        grid : (int, int)
+            Its tile rows and columns.
+
+        Returns
+        -------
+        ndarray of int64, shape `grid`
+            Bytes; zero where the tile is missing.
+        """
+        across = self.layout.grids[level][1]
+        start = self.layout.counts_at[level]
+        lines = [
+            self.read(4 * grid[1], start + 4 * ((row + i) * across + col)) for i in range(grid[0])
+        ]
+        return np.frombuffer(b"".join(lines), "<u4").astype(np.int64).reshape(grid)
+
+    def _array(self, level: int, at: int, dtype: str) -> NDArray[np.int64]:
+        rows, cols = self.layout.grids[level]
+        raw = self.read(rows * cols * np.dtype(dtype).itemsize, at)
+        return np.frombuffer(raw, dtype).astype(np.int64).reshape(rows, cols)
+
+    def patch_offsets(self, level: int, row: int, col: int, values: NDArray[np.int64]) -> None:
+        """Set the offsets of a rectangle of tiles.
+
+        Parameters
+        ----------
+        level, row, col : int
+            Level, and tile row and column of the rectangle's corner.
+        values : ndarray of int64, shape (rows, columns)
+            Byte positions.
+        """
+        self._patch(level, row, col, values.astype("<u8"), self.layout.offsets_at[level])
+
+    def patch_counts(self, level: int, row: int, col: int, values: NDArray[np.int64]) -> None:
+        """Set the byte counts of a rectangle of tiles.
+
+        Parameters
+        ----------
+        level, row, col : int
+            Level, and tile row and column of the rectangle's corner.
+        values : ndarray of int64, shape (rows, columns)
+            Bytes; zero takes a tile out of the file.
+        """
+        self._patch(level, row, col, values.astype("<u4"), self.layout.counts_at[level])
+
+    def _patch(self, level: int, row: int, col: int, values: NDArray[Any], at: int) -> None:
+        across = self.layout.grids[level][1]
+        for i, line in enumerate(values):
+            self.write(line.tobytes(), at + values.itemsize * ((row + i) * across + col))
+
+
+def copy_tiles(
+    source: IndexedFile,
+    target: IndexedFile,
+    level: int,
+    chosen: NDArray[np.bool_],
+    at: int,
+    frame: int,
+) -> int:
+    """Copy tiles of a level, in reading order and without gaps.
+
+    Parameters
+    ----------
+    source, target : IndexedFile
+        May be the same.
+    level : int
+        Of both.
+    chosen : ndarray of bool, shape (tiles,)
+        Tiles to copy; the index entries of the others are taken over as they are.
+    at : int
+        Where to.
+    frame : int
+        0, or 4 to put the size before each tile and its last 4 bytes behind it, by which GDAL
+        reads a tile without looking up its index entry.
+
+    Returns
+    -------
+    int
+        Where they end.
+    """
+    offsets, counts = source.offsets(level).ravel(), source.counts(level).ravel()
+    old, sizes = offsets[chosen], counts[chosen]
+    ends = at + np.cumsum(sizes + 2 * frame)
+    offsets[chosen] = ends - frame - sizes
+    cuts = np.flatnonzero(np.diff((ends - at) // _COPY_BYTES)) + 1
+    for group in np.split(np.arange(old.size), cuts):
+        tiles = [source.read(int(sizes[i]), int(old[i])) for i in group]
+        if frame:
+            tiles = [struct.pack("<I", len(tile)) + tile + tile[-frame:] for tile in tiles]
+        data = b"".join(tiles)
+        target.write(data, at)
+        at += len(data)
+    grid = target.layout.grids[level]
+    target.patch_offsets(level, 0, 0, offsets.reshape(grid))
+    target.patch_counts(level, 0, 0, counts.reshape(grid))
+    return at
+
+
+@contextlib.contextmanager
+def new_file(path: str, layout: Layout) -> Iterator[IndexedFile]:
+    """Write a file that gets its name when it is whole and on the disk.
+
+    Parameters
+    ----------
+    path : str
+        Replaced if it exists.
+    layout : Layout
+        Of the header, which is written first.
+
+    Yields
+    ------
+    IndexedFile
+        Under a name of its own until the end; removed if an error ends it.
+    """
+    scratch = f"{path}.tmp"
+    fd = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        file = IndexedFile(scratch, fd, layout)
+        file.write_header()
+        yield file
+        os.fsync(fd)
+        rename(scratch, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(scratch)
+        raise
+    finally:
+        os.close(fd)
+
+
+def rename(source: str, target: str) -> None:
+    """Rename a file and have the new name on the disk.
+
+    Parameters
+    ----------
+    source, target : str
+        On one file system; `target` is replaced if it exists.
+    """
+    os.replace(source, target)
+    fd = os.open(os.path.dirname(target), os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
