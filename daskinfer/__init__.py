@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .clusters import cluster
     from .demo import demo_model, demo_scene
     from .errors import InferenceError
-    from .field import receptive_field
+    from .halo import receptive_field
     from .lazy import predict, write_cog
     from .model import Model, load_model
     from .planner import Plan, plan
@@ -50,7 +50,7 @@ _HOMES = {
     "open_raster": "source",
     "plan": "planner",
     "predict": "lazy",
-    "receptive_field": "field",
+    "receptive_field": "halo",
     "run": "runner",
     "write_cog": "lazy",
 }

@@ -1,10 +1,10 @@
 """`InferenceActor`: one device, one model, one mailbox.  Knows no Dask.
 
-Chunk tasks of a process hand their tiles to the actor and get futures back.  A tile is copied by its
-caller's own thread into the next free slot of the batch that is being filled, so collating costs the
-device thread nothing; a ring of such buffers is the bounded mailbox, and a caller blocks while the
-ring is full, which holds the readers back to the pace of the device.  Tiles of different chunks
-meet in one batch.
+Chunk tasks of a process hand their tiles to the actor and get futures back.  A tile is copied by
+its caller's own thread into the next free slot of the batch that is being filled, so collating
+costs the device thread nothing; a ring of such buffers is the bounded mailbox, and a caller blocks
+while the ring is full, which holds the readers back to the pace of the device.  Tiles of different
+chunks meet in one batch.
 
 A batch leaves when it is full, or when nobody is left who could add to it (every producer has
 handed in what it had), or when it has waited for `timeout`.

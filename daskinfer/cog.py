@@ -10,7 +10,7 @@ Byte counts commit, not offsets: GDAL, libtiff and tifffile all call a tile miss
 count is zero, and GDAL fails on a tile that has a count and no offset.
 
 Finishing makes the levels that no chunk could make alone and copies encoded tiles into the order
-of GDAL's own COG driver.  Nothing is ever decoded and encoded again.
+of GDAL's own COG driver.  No tile is encoded twice.
 """
 
 from __future__ import annotations
@@ -275,7 +275,8 @@ class WorkFile:
             it: valid too, but readers make more requests, and `output` must be on the same
             file system.
         allow_missing : bool
-            Make chunks that are not committed nodata.
+            Make chunks that are not committed nodata.  From then on they count as committed,
+            also if the finish is killed.
         threads : int
             That make the last overview levels.
 

@@ -53,7 +53,8 @@ class CogSpec:
     crs : str, optional
         WKT or whatever `rasterio.crs.CRS.from_user_input` takes.
     gcps : tuple of (row, col, x, y, z), optional
-        Ground control points, instead of a transform, in `gcps_crs`.
+        Ground control points in `gcps_crs`; `transform` and `crs` are then not written, as a
+        GeoTIFF holds one or the other.
     gcps_crs : str, optional
         As `crs`.
     rpcs : tuple of (str, str), optional
@@ -247,8 +248,6 @@ def _check_codec(spec: CogSpec) -> None:
 def _check_metadata(spec: CogSpec) -> None:
     if spec.transform is not None and len(spec.transform) != 6:
         raise ValueError(f"transform has {len(spec.transform)} numbers, not 6")
-    if spec.gcps and (spec.transform is not None or spec.crs is not None):
-        raise ValueError("a file has gcps and gcps_crs, or transform and crs, not both")
     if bool(spec.gcps) != bool(spec.gcps_crs):
         raise ValueError("gcps and gcps_crs go together")
     if spec.descriptions and len(spec.descriptions) != spec.count:
@@ -340,9 +339,10 @@ def template(spec: CogSpec) -> tiff.Ifd:
         with memory.open(**profile) as dataset:
             _describe(dataset, spec)
         tags = tiff.parse_bytes(memory.getbuffer())
-    if isinstance(spec.nodata, int) and abs(spec.nodata) > 2**53:
+    is_float = np.dtype(spec.dtype).kind == "f"
+    if spec.nodata is not None and not is_float and abs(spec.nodata) > 2**53:
         # rasterio hands nodata to GDAL as a double, which would round it.
-        text = f"{spec.nodata}\0".encode()
+        text = f"{int(spec.nodata)}\0".encode()
         tags[tiff.GDAL_NODATA] = tiff.Entry(2, len(text), text)
     return tags
 

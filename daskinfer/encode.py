@@ -10,15 +10,20 @@ from dataclasses import dataclass
 
 import imagecodecs
 import numpy as np
+from affine import Affine
 from numpy.typing import NDArray
 from rasterio.io import MemoryFile
 
 from daskinfer import tiff
-from daskinfer.cogspec import CogSpec, gdal_profile, no_georeferencing_warning
+from daskinfer.cogspec import CogSpec, gdal_profile
 from daskinfer.overview import Array, reduce2x2
 
+# For scratch files: rasterio warns of rasters without a place, and hiding a warning is not safe
+# in threads.
+_ANYWHERE = Affine(1, 0, 1, 0, -1, 1)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class EncodedPart:
     """Encoded tiles of a chunk at one level.
 
@@ -36,7 +41,7 @@ class EncodedPart:
     sizes: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EncodedChunk:
     """An encoded chunk, ready to be appended; picklable.
 
@@ -91,7 +96,7 @@ def _check_chunk(spec: CogSpec, array: Array, row: int, col: int, levels: int) -
     sizes = (spec.height, spec.width)
     for origin, side, size in zip((row, col), array.shape[1:], sizes, strict=True):
         end = origin + side
-        if origin % step or not origin < end <= size or (end % step and end != size):
+        if origin % step or not 0 <= origin < end <= size or (end % step and end != size):
             raise ValueError(
                 f"chunk from {origin} to {end} of {size} px: it must start, and end unless at the"
                 f" edge, at multiples of {step}"
@@ -201,8 +206,8 @@ def _compress(tile: Array, spec: CogSpec) -> bytes:
 def _encode_with_gdal(block: Array, spec: CogSpec) -> bytes:
     """Let GDAL encode the one tile of a file in memory."""
     profile = gdal_profile(spec, spec.blocksize, spec.blocksize)
-    with no_georeferencing_warning(), MemoryFile() as memory:
-        with memory.open(**profile) as dataset:
+    with MemoryFile() as memory:
+        with memory.open(**profile, transform=_ANYWHERE) as dataset:
             dataset.write(block)
         data = memory.getbuffer()
         ifd = tiff.parse_bytes(data)

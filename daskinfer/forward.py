@@ -1,4 +1,4 @@
-"""One forward pass: raw pixels in, pixels of the output raster out, everything between on the device.
+"""One forward pass: raw pixels in, output pixels out, everything between on the device.
 
 The raw numbers are shipped to the device as they are stored (uint16 is half the bytes of float32)
 and cast and normalised there; class indices are taken there too, so that one byte per pixel comes
@@ -23,7 +23,8 @@ __all__ = ["BatchFunction", "Forward", "OutputFormat", "native"]
 Array = npt.NDArray[Any]
 
 # Rasters hold dtypes that torch lacks or takes in one byte order only.
-_TORCH_SAFE = frozenset(["uint8", "int8", "int16", "uint16", "int32", "int64", "float16", "float32", "float64", "bool"])
+_TORCH_SAFE = {"bool", "uint8", "int8", "int16", "uint16", "int32", "int64"}
+_TORCH_SAFE |= {"float16", "float32", "float64"}
 
 
 class BatchFunction(Protocol):
@@ -54,8 +55,8 @@ class OutputFormat:
     def of(cls, output: str, channels: int) -> OutputFormat:
         """Format for scores of this many channels.
 
-        Classes use the narrowest unsigned integer whose largest value is no class, since that one is
-        nodata: uint8 up to 255 classes, uint16 above.
+        Classes use the narrowest unsigned integer whose largest value is no class, since that one
+        is nodata: uint8 up to 255 classes, uint16 above.
         """
         if output != "classes":
             return cls(channels, "float32", float("nan"))

@@ -16,12 +16,12 @@ import numpy as np
 from .actor import InferenceActor
 from .forward import Array, Forward, OutputFormat
 from .model import Model
-from .source import Mask, Pixels
+from .raster import Mask, Pixels
 from .tiling import Tile, Tiling, Window
 
 __all__ = ["Inference", "Stitched", "best_device", "infer_chunk", "release_actor", "using_actor"]
 
-# Models of earlier predictions that stay loaded: a preview is followed by another of the same model.
+# Models of earlier predictions that stay loaded: a preview is followed by another one.
 _KEPT_ACTORS = 2
 
 

@@ -16,7 +16,8 @@ from .grid import grid_of
 from .infer import Inference, infer_chunk, using_actor
 from .model import Model, ModelBytes, load_model
 from .planner import Size, check_output, cog_spec, pick_bands, settle
-from .source import ArraySource, Mask, Pixels
+from .raster import Mask, Pixels
+from .source import ArraySource
 from .tiling import Window, round_up
 
 __all__ = ["predict", "write_cog"]
@@ -34,8 +35,8 @@ def predict(
 ) -> xr.DataArray:
     """Predict lazily over a raster that fits a task graph; see `run` for anything larger.
 
-    The halo is exchanged by ``dask.array.map_overlap``; each chunk is cut into tiles that go through
-    the model actor of the process that computes it.
+    The halo is exchanged by ``dask.array.map_overlap``; each chunk is cut into tiles that go
+    through the model actor of the process that computes it.
 
     Parameters
     ----------

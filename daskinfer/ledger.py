@@ -104,8 +104,8 @@ class Ledger:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise RuntimeError(
-                f"another run is writing this output (it holds {self.path}): wait for it, or choose "
-                "another output"
+                f"another run is writing this output (it holds {self.path}): wait for it, or "
+                "choose another output"
             ) from error
 
     def _write(self, record: dict[str, Any]) -> None:

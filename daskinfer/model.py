@@ -10,30 +10,36 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
-import inspect
 import json
 import threading
-import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from .formats import (
+    Network,
+    call_factory,
+    exported_network,
+    first_in_channels,
+    module_digest,
+    read_pt2,
+    resolve,
+    signature,
+)
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["Model", "ModelBytes", "load_model"]
 
-METADATA_FILE = "daskinfer.json"
 OUTPUTS = ("classes", "probabilities", "values")
 ACTIVATIONS = (None, "softmax", "sigmoid")
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 Output = Literal["classes", "probabilities", "values"]
 Numbers = tuple[float, ...]
-Network = Callable[["torch.Tensor"], "torch.Tensor"]
 
 # Modules given by users of this process, found again by digest when a pickled Model comes back to
 # the same process (Dask pickles tasks even for in-process workers).  Weak: the user owns them.
@@ -182,8 +188,12 @@ class Model:
             If an in-memory module was not shipped to this process.
         """
         if self.kind == "pt2":
-            return _exported_network(self.source, device)
-        module = _call_factory(self) if self.kind == "factory" else copy.deepcopy(_find(self))
+            return exported_network(self.source, device)
+        module = (
+            call_factory(self.source, self.weights)
+            if self.kind == "factory"
+            else copy.deepcopy(_find(self))
+        )
         return module.to(device).eval()
 
     def ship(self) -> ModelBytes | None:
@@ -271,126 +281,37 @@ def _from_module(module: Any, spec: dict[str, Any]) -> Model:
             f"not a model: got {type(module).__name__}, expected a torch.nn.Module, a .pt2 path or "
             "'package.module:factory'"
         )
-    digest = _module_digest(module)
+    digest = module_digest(module)
     _local[digest] = module
     name = type(module).__name__
     return Model(
-        name, "module", digest, in_bands=_first_in_channels(module), module=module, **_tidy(spec)
+        name, "module", digest, in_bands=first_in_channels(module), module=module, **_tidy(spec)
     )
 
 
 def _from_factory(name: str, weights: str | Path | None, spec: dict[str, Any]) -> Model:
     if weights is not None and not Path(weights).is_file():
         raise FileNotFoundError(f"weights {str(weights)!r}: no such file")
-    _resolve(name)
+    resolve(name)
     recipe = Model(
         name, "factory", "", weights=None if weights is None else str(weights), **_tidy(spec)
     )
     # Built once here: an import error, a factory that returns no module and weights that do not
     # fit are all to be found before a worker starts.
-    module = _call_factory(recipe)
-    return replace(recipe, digest=_module_digest(module), in_bands=_first_in_channels(module))
+    module = call_factory(name, recipe.weights)
+    return replace(recipe, digest=module_digest(module), in_bands=first_in_channels(module))
 
 
 def _from_pt2(path: Path, spec: dict[str, Any]) -> Model:
     if not path.is_file():
         raise FileNotFoundError(f"model {str(path)!r}: no such file")
-    program, metadata = _read_pt2(path)
-    in_bands, tile = _signature(program, path)
+    program, metadata = read_pt2(path)
+    in_bands, tile = signature(program, path)
     embedded = {"tile": tile} | json.loads(metadata or "{}")
     known = {f.name for f in fields(Model)}
     merged = {name: value for name, value in embedded.items() if name in known} | spec
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return Model(str(path), "pt2", digest, in_bands=in_bands, **_tidy(merged))
-
-
-def _read_pt2(path: str | Path) -> tuple[torch.export.ExportedProgram, str]:
-    import torch
-
-    extra = {METADATA_FILE: ""}
-    try:
-        with warnings.catch_warnings():
-            # torch warns about its own (de)serialisation internals, nothing a user can act on.
-            warnings.simplefilter("ignore")
-            program = torch.export.load(path, extra_files=extra)
-    except Exception as error:
-        raise ValueError(
-            f"model {str(path)!r} is not a torch.export archive ({type(error).__name__}: {error}): "
-            "write it with torch.export.save(torch.export.export(model.eval(), ...), path)"
-        ) from error
-    return program, extra[METADATA_FILE]
-
-
-def _exported_network(path: str, device: str) -> Network:
-    from torch.export.passes import move_to_device_pass
-
-    program, _ = _read_pt2(path)
-    if device != "cpu":
-        program = move_to_device_pass(program, device)
-    network: Network = program.module()
-    return network
-
-
-def _signature(
-    program: torch.export.ExportedProgram, path: Path
-) -> tuple[int | None, tuple[int, int] | None]:
-    """Input bands, and the tile where height and width are fixed, from the exported graph."""
-    names = program.graph_signature.user_inputs
-    shapes = [
-        node.meta["val"].shape
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in names
-    ]
-    if len(shapes) != 1 or len(shapes[0]) != 4:
-        found = ", ".join(str(tuple(shape)) for shape in shapes)
-        raise ValueError(
-            f"model {str(path)!r} takes {found or 'no tensor'}; daskinfer runs models of one input "
-            "(n, band, y, x)"
-        )
-    _, bands, height, width = (size if isinstance(size, int) else None for size in shapes[0])
-    return bands, None if height is None or width is None else (height, width)
-
-
-def _resolve(name: str) -> Callable[[], Any]:
-    module, _, factory = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), factory)  # type: ignore[no-any-return]
-    except ModuleNotFoundError as error:
-        raise ValueError(f"model {name!r}: no module named {error.name!r}") from error
-    except AttributeError as error:
-        raise ValueError(f"model {name!r}: {module} has no {factory!r}") from error
-
-
-def _call_factory(model: Model) -> torch.nn.Module:
-    import torch
-
-    module = _resolve(model.source)()
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(
-            f"model {model.source!r}: the factory returned {type(module).__name__}, "
-            "not a torch.nn.Module"
-        )
-    if model.weights is not None:
-        _load_weights(module, model.weights)
-    return module
-
-
-def _load_weights(module: torch.nn.Module, path: str) -> None:
-    import torch
-
-    try:
-        if path.endswith(".safetensors"):
-            from safetensors.torch import load_file
-
-            state: Mapping[str, Any] = load_file(path)
-        else:
-            # weights_only: a pickle that names anything but tensors is refused, not run.
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        module.load_state_dict(state)
-    except ModuleNotFoundError as error:
-        raise ImportError("reading .safetensors needs: pip install safetensors") from error
-    except Exception as error:
-        raise ValueError(f"weights {path!r} do not fit {type(module).__name__}: {error}") from error
 
 
 def _find(model: Model) -> torch.nn.Module:
@@ -401,50 +322,6 @@ def _find(model: Model) -> torch.nn.Module:
             "with torch.export.save, or name its factory as 'package.module:factory'"
         )
     return module
-
-
-def _first_in_channels(module: torch.nn.Module) -> int | None:
-    """Input channels of the first convolution: None unless it is surely the first layer."""
-    for child in module.modules():
-        channels = getattr(child, "in_channels", None)
-        if isinstance(channels, int) and hasattr(child, "kernel_size"):
-            return channels
-    return None
-
-
-def _module_digest(module: torch.nn.Module) -> str:
-    """Hash of weights, buffers, plain attributes and code; the same in every process."""
-    digest = hashlib.sha256()
-    for name, child in module.named_modules():
-        kind = type(child)
-        plain = {
-            key: value
-            for key, value in sorted(vars(child).items())
-            if isinstance(value, (bool, int, float, str, tuple, list)) and key != "training"
-        }
-        digest.update(f"{name}|{kind.__module__}.{kind.__qualname__}|{plain}".encode())
-        if not kind.__module__.startswith("torch."):
-            digest.update(_source_code(kind).encode())
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    for name, tensor in tensors:
-        array = tensor.detach().cpu().contiguous()
-        digest.update(f"{name}|{array.dtype}|{tuple(array.shape)}".encode())
-        digest.update(array.flatten().view(dtype=_bytes_dtype()).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _bytes_dtype() -> torch.dtype:
-    import torch
-
-    return torch.uint8
-
-
-def _source_code(kind: type) -> str:
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):
-        # Typed at a prompt: its name has to do.
-        return ""
 
 
 _PER_BAND = ("scale", "offset", "mean", "std")

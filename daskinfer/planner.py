@@ -20,10 +20,9 @@ import xarray as xr
 from . import display
 from ._version import __version__
 from .cog import CogSpec
-from .field import receptive_field, smallest_input
 from .forward import OutputFormat
 from .grid import Grid
-from .halo import choose_halo
+from .halo import choose_halo, receptive_field, smallest_input
 from .infer import Inference
 from .model import Model, load_model
 from .probe import ReceptiveField
@@ -273,11 +272,10 @@ def settle(
     field = receptive_field(model, bands=len(source.band_names))
     halos = choose_halo(field, halo)
     _check_class_names(model, field)
+    fixed = model.tile or field.size
     least = smallest_input(model, field, len(source.band_names))
     axes = [
-        _lattice(
-            size, field.stride[i], halos[i], _pair(tile)[i], least[i], model.tile and model.tile[i]
-        )
+        _lattice(size, field.stride[i], halos[i], _pair(tile)[i], least[i], fixed and fixed[i])
         for i, size in enumerate(source.grid.shape)
     ]
     y, x = (
@@ -391,7 +389,9 @@ def check_output(path: str, source: Any, overwrite: bool) -> str:
 
 def _same_file(source: Any, path: str) -> bool:
     named = isinstance(source, (str, os.PathLike))
-    return named and os.path.exists(source) and os.path.exists(path) and os.path.samefile(source, path)
+    return (
+        named and os.path.exists(source) and os.path.exists(path) and os.path.samefile(source, path)
+    )
 
 
 def _check_class_names(model: Model, field: ReceptiveField) -> None:

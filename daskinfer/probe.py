@@ -35,14 +35,16 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
+
+from .tiling import round_up
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ReceptiveField", "measure_field", "round_up"]
+__all__ = ["ReceptiveField", "measure_field"]
 
 MAX_STRIDE = 64
 # Longer than the widest dilated branches in use (rate 36 at stride 16).
@@ -125,19 +127,6 @@ class ReceptiveField:
         need = (max(r, m) for r, m in zip(self.radius, self.margin, strict=True))
         y, x = (round_up(n, s) for n, s in zip(need, self.stride, strict=True))
         return y, x
-
-
-def round_up(value: int, multiple: int) -> int:
-    """Return the smallest multiple of `multiple` that is at least `value`.
-
-    Examples
-    --------
-    >>> round_up(13, 4), round_up(16, 4), round_up(0, 4)
-    (16, 16, 0)
-    """
-    if multiple < 1:
-        raise ValueError(f"cannot round to a multiple of {multiple}: pass at least 1")
-    return -(-value // multiple) * multiple
 
 
 def measure_field(
@@ -267,7 +256,7 @@ class _Line:
     start: tuple[int, int]
     noise: float
     fixed: bool
-    swallows: bool = field(default=False)
+    swallows: bool = False
 
     @property
     def unit(self) -> int:
@@ -658,6 +647,7 @@ def _measure_axis(line: _Line, double: _Line, limit: int) -> _AxisField:
             if coarse.looked >= limit:
                 break
         elif before is not None and coarse.reach <= before + MAX_STRIDE:
+            grew = False
             break
         elif found := _find_shift(double, coarse, coarse.reach):
             shift, radius = found
@@ -673,6 +663,8 @@ def _measure_axis(line: _Line, double: _Line, limit: int) -> _AxisField:
         return _AxisField(looked, lattice, at, False, True, looked, note)
     note = (f"no shift of the input up to {MAX_STRIDE} px shifts the output "
             "(align_corners=True, positional encoding, resizing to a fixed size?)")  # fmt: skip
+    if coarse.longest:
+        note += f", as far as inputs of {coarse.length} px can tell"
     reach = max(coarse.reach, before or 0)
     return _AxisField(reach, lattice, at, True, False, looked, note)
 

@@ -13,7 +13,7 @@ import rasterio
 from rasterio.enums import Resampling
 from rasterio.errors import NotGeoreferencedWarning
 
-from .source import describe
+from .raster import describe
 
 __all__ = ["class_picture", "quicklook", "true_color"]
 

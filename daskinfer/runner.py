@@ -1,7 +1,7 @@
 """Drive a plan on a Dask client, a bounded number of chunks at a time.
 
-The raster's graph is never built: chunk tasks are submitted as others finish, so that the client and
-the scheduler hold the chunks in flight and nothing else.
+The raster's graph is never built: chunk tasks are submitted as others finish, so that the client
+and the scheduler hold the chunks in flight and nothing else.
 """
 
 from __future__ import annotations

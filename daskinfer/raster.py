@@ -1,0 +1,344 @@
+"""Rasters in files: what is known of one, and its windows.
+
+`Raster` is the picklable recipe of a file-backed source: path, bands, nodata, mask, grid.  It never
+holds an open dataset: each thread opens its own handle, since a GDAL handle shared by threads
+returns corrupt pixels, and none survives pickling.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import rasterio
+import rasterio.windows
+from rasterio.enums import ColorInterp, MaskFlags
+from rasterio.errors import NotGeoreferencedWarning, RasterioIOError
+
+from .grid import Grid
+from .tiling import Span, Window
+
+__all__ = [
+    "Bands",
+    "Mask",
+    "Pixels",
+    "Raster",
+    "describe",
+    "find_bands",
+    "valid_pixels",
+    "window_of",
+]
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+Bands = Sequence[str | int] | None
+
+_HANDLES_PER_THREAD = 8
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """What a source returns for a window.
+
+    Attributes
+    ----------
+    data : ndarray, shape (band, y, x)
+        Raw numbers as stored.
+    valid : ndarray of bool, shape (y, x), or None
+        False where a pixel is nodata in any band; None where all are valid.
+    """
+
+    data: Array
+    valid: Mask | None = None
+
+
+@dataclass(frozen=True)
+class Raster:
+    """Recipe of a file that GDAL opens.  Made by `describe`.
+
+    Attributes
+    ----------
+    path : str
+        What GDAL opens.
+    grid : Grid
+        Of the window that is used.
+    origin : tuple of int
+        ``(row, col)`` of that window in the file.
+    indexes : tuple of int
+        Band numbers in the file, from 1.
+    band_names : tuple of str
+        One per index.
+    dtype : str
+        Of the raw numbers.
+    nodata : tuple of (float or None)
+        Per band, on raw numbers.
+    scales, offsets : tuple of float
+        Per band.
+    block : tuple of int
+        ``(height, width)`` of the file's storage blocks.
+    mask : {None, "dataset", "alpha"}
+        Where the file keeps a mask besides nodata.
+    identity : str
+        Path, size and modification time.
+    """
+
+    path: str
+    grid: Grid
+    origin: tuple[int, int]
+    indexes: tuple[int, ...]
+    band_names: tuple[str, ...]
+    dtype: str
+    nodata: tuple[float | None, ...]
+    scales: tuple[float, ...]
+    offsets: tuple[float, ...]
+    block: tuple[int, int]
+    mask: Literal["dataset", "alpha"] | None
+    identity: str
+
+    def __dask_tokenize__(self) -> object:
+        return type(self).__qualname__, self.identity, self.indexes, self.nodata, repr(self.grid)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether any pixel can be nodata."""
+        return (
+            self.mask is not None
+            or np.dtype(self.dtype).kind == "f"
+            or any(value is not None for value in self.nodata)
+        )
+
+    def select(self, bands: Bands) -> Raster:
+        """The raster with these bands only, in this order."""
+        if bands is None:
+            return self
+        picked = find_bands(bands, self.band_names, self.path)
+        return replace(
+            self,
+            indexes=tuple(self.indexes[i] for i in picked),
+            band_names=tuple(self.band_names[i] for i in picked),
+            nodata=tuple(self.nodata[i] for i in picked),
+            scales=tuple(self.scales[i] for i in picked),
+            offsets=tuple(self.offsets[i] for i in picked),
+        )
+
+    def read(self, window: Window) -> Pixels:
+        """Read a window.
+
+        Parameters
+        ----------
+        window : Window
+            Inside the raster, in its pixels.
+
+        Returns
+        -------
+        Pixels
+
+        Raises
+        ------
+        rasterio.errors.RasterioIOError
+            If GDAL cannot read it.
+        ValueError
+            If the window reaches outside the raster: rasterio would return a smaller array.
+        """
+        if window.clip(_whole(self.grid)) != window:
+            raise ValueError(f"window {window.bounds()} reaches outside {self.grid.shape}")
+        row, col = window.origin
+        area = rasterio.windows.Window(
+            col + self.origin[1], row + self.origin[0], window.shape[1], window.shape[0]
+        )
+        dataset = _handle(self.path)
+        data: Array = dataset.read(list(self.indexes), window=area)
+        if data.shape != (len(self.indexes), *window.shape):
+            raise RasterioIOError(
+                f"{self.path}: window {window.bounds()} came back as {data.shape[1:]}"
+            )
+        valid = valid_pixels(data, self.nodata) if self.has_mask else None
+        if self.mask is not None:
+            own = dataset.dataset_mask(window=area) > 0
+            valid = own if valid is None else valid & own
+        return Pixels(data, None if valid is None or valid.all() else valid)
+
+
+def describe(
+    source: str | os.PathLike[str],
+    *,
+    bands: Bands = None,
+    nodata: float | None = None,
+    window: tuple[int, int, int, int] | None = None,
+    mask: bool = True,
+) -> Raster:
+    """Read a raster's metadata into a `Raster`; parameters and errors as of `open_raster`."""
+    path = os.fspath(source)
+    with _open(path) as dataset:
+        numbers = _data_bands(dataset)
+        raster = Raster(
+            path=path,
+            grid=Grid.of_dataset(dataset),
+            origin=(0, 0),
+            indexes=numbers,
+            band_names=_band_names(dataset, numbers),
+            dtype=_dtype(dataset, path),
+            nodata=tuple(_band_nodata(dataset, n, nodata) if mask else None for n in numbers),
+            scales=tuple(float(dataset.scales[n - 1]) for n in numbers),
+            offsets=tuple(float(dataset.offsets[n - 1]) for n in numbers),
+            block=tuple(dataset.block_shapes[0]),
+            mask=_mask_kind(dataset) if mask else None,
+            identity=_identity(path),
+        )
+    raster = raster.select(bands)
+    if window is None:
+        return raster
+    area = window_of(window, raster.grid)
+    return replace(raster, grid=raster.grid.window(area), origin=area.origin)
+
+
+def find_bands(wanted: Sequence[str | int], names: tuple[str, ...], where: str) -> list[int]:
+    """Positions of the wanted bands.
+
+    >>> find_bands(["nir", 1], ("red", "nir"), "scene.tif")
+    [1, 0]
+    """
+    picked = []
+    for band in wanted:
+        position = _position(band, names)
+        if position is None:
+            raise ValueError(
+                f"{where} has no band {band!r}: wanted {list(wanted)}, there are {list(names)}"
+            )
+        picked.append(position)
+    doubled = {names[i] for i in picked if picked.count(i) > 1}
+    if doubled:
+        raise ValueError(f"band {sorted(doubled)[0]!r} is asked for twice: {list(wanted)}")
+    return picked
+
+
+def valid_pixels(data: Array, nodata: Sequence[float | None]) -> Mask:
+    """Pixels ``(y, x)`` that are nodata in none of the bands ``(band, y, x)``.
+
+    NaN is never valid; nodata is compared with the raw numbers.
+    """
+    valid = np.ones(data.shape[1:], np.bool_)
+    for band, value in zip(data, nodata, strict=True):
+        if data.dtype.kind == "f":
+            valid &= ~np.isnan(band)
+        number = _in_dtype(value, data.dtype)
+        if number is not None:
+            valid &= band != number
+    return valid
+
+
+def _in_dtype(value: float | None, dtype: np.dtype[Any]) -> Any:
+    """Nodata in the band's dtype; None where no pixel can equal it.
+
+    float32 pixels never equal a float64 like -3.4e38, and -9999 is no uint8 (cast, it would be 241).
+    """
+    if value is None or np.isnan(value):
+        return None
+    if dtype.kind == "f":
+        return dtype.type(value)
+    if dtype.kind == "b":
+        return np.bool_(value) if value in (0, 1) else None
+    limits = np.iinfo(dtype)
+    fits = value.is_integer() and limits.min <= value <= limits.max
+    return dtype.type(int(value)) if fits else None
+
+
+def _position(band: str | int, names: tuple[str, ...]) -> int | None:
+    if isinstance(band, str):
+        return names.index(band) if band in names else None
+    return band - 1 if 1 <= band <= len(names) else None
+
+
+def _whole(grid: Grid) -> Window:
+    return Window(Span(0, grid.height), Span(0, grid.width))
+
+
+def window_of(bounds: tuple[int, int, int, int], grid: Grid) -> Window:
+    """``(row, col, height, width)`` as a `Window` inside a grid."""
+    row, col, height, width = bounds
+    window = Window(Span(row, row + height), Span(col, col + width))
+    if height < 1 or width < 1 or window.clip(_whole(grid)) != window:
+        raise ValueError(
+            f"window (row, col, height, width) = {tuple(bounds)} lies outside the raster of "
+            f"{grid.height} x {grid.width} px"
+        )
+    return window
+
+
+def _open(path: str) -> rasterio.DatasetReader:
+    try:
+        with warnings.catch_warnings():
+            # Said once per handle otherwise; a raster without georeferencing is legitimate.
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)
+            # sharing=False: GDAL would hand the same handle to every thread that opens this path.
+            return rasterio.open(path, sharing=False)
+    except RasterioIOError as error:
+        if "://" not in path and not path.startswith("/vsi") and not os.path.exists(path):
+            raise FileNotFoundError(f"source {path!r}: no such file") from error
+        raise ValueError(f"source {path!r} is not a raster that GDAL opens: {error}") from error
+
+
+def _handle(path: str) -> rasterio.DatasetReader:
+    """This thread's own open dataset."""
+    handles: OrderedDict[str, rasterio.DatasetReader] | None = getattr(_local, "handles", None)
+    if handles is None:
+        handles = _local.handles = OrderedDict()
+    key = _identity(path)
+    if key not in handles:
+        handles[key] = _open(path)
+        if len(handles) > _HANDLES_PER_THREAD:
+            handles.popitem(last=False)[1].close()
+    handles.move_to_end(key)
+    return handles[key]
+
+
+def _identity(path: str) -> str:
+    try:
+        status = os.stat(path)
+    except OSError:
+        # A URL, or a driver's own name for a subdataset.
+        return path
+    return f"{os.path.abspath(path)}|{status.st_size}|{status.st_mtime_ns}"
+
+
+def _dtype(dataset: rasterio.DatasetReader, path: str) -> str:
+    dtypes = set(dataset.dtypes)
+    if any(np.dtype(dtype).kind == "c" for dtype in dtypes):
+        raise ValueError(f"source {path!r} is complex ({dtypes.pop()}): pass its amplitude instead")
+    return str(np.result_type(*dtypes))
+
+
+def _data_bands(dataset: rasterio.DatasetReader) -> tuple[int, ...]:
+    """Numbers of the bands that hold data: alpha is a mask, not an input."""
+    interpretations = zip(dataset.indexes, dataset.colorinterp, strict=True)
+    return tuple(n for n, color in interpretations if color != ColorInterp.alpha)
+
+
+def _band_names(dataset: rasterio.DatasetReader, numbers: Sequence[int]) -> tuple[str, ...]:
+    """Descriptions where every band has one of its own, else numbers."""
+    names = tuple(dataset.descriptions[n - 1] or "" for n in numbers)
+    if all(names) and len(set(names)) == len(names):
+        return names
+    return tuple(str(n) for n in numbers)
+
+
+def _band_nodata(
+    dataset: rasterio.DatasetReader, number: int, override: float | None
+) -> float | None:
+    value = dataset.nodatavals[number - 1] if override is None else override
+    return None if value is None else float(value)
+
+
+def _mask_kind(dataset: rasterio.DatasetReader) -> Literal["dataset", "alpha"] | None:
+    if ColorInterp.alpha in dataset.colorinterp:
+        return "alpha"
+    flags = {flag for flags in dataset.mask_flag_enums for flag in flags}
+    return "dataset" if MaskFlags.per_dataset in flags and MaskFlags.nodata not in flags else None
