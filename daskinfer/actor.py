@@ -80,8 +80,7 @@ class _Buffer:
         return len(self.futures) == len(self.data)
 
     def copy(self, slot: int, tile: Array, valid: npt.NDArray[np.bool_] | None) -> None:
-        # "equiv": another byte order is fine, another dtype would change the numbers silently.
-        np.copyto(self.data[slot], tile, casting="equiv")
+        np.copyto(self.data[slot], tile)
         if valid is not None:
             self.valid[slot] = valid
             self.masked = True
@@ -132,6 +131,7 @@ class InferenceActor:
             raise ValueError(f"batch_size and ring must be at least 1, got {batch_size} and {ring}")
         self._function = function
         self._shape = tuple(tile_shape)
+        self._dtype = np.dtype(dtype)
         self._timeout = timeout
         self._changed = threading.Condition()
         self._free = [_Buffer(batch_size, tile_shape, dtype) for _ in range(ring)]
@@ -193,9 +193,10 @@ class InferenceActor:
         RuntimeError
             If the actor is closed.
         """
-        if tile.shape != self._shape:
-            raise ValueError(f"tile has shape {tile.shape}, the actor was made for {self._shape}")
+        self._check(tile, valid)
         future: Future[Array] = Future()
+        # Running from the start: a caller that cancelled it would stop the device thread otherwise.
+        future.set_running_or_notify_cancel()
         with self._changed:
             buffer = self._reserve(future)
             slot = len(buffer.futures) - 1
@@ -214,6 +215,16 @@ class InferenceActor:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+
+    def _check(self, tile: Array, valid: npt.NDArray[np.bool_] | None) -> None:
+        """Refuse what would not fit before it takes a slot."""
+        if tile.shape != self._shape:
+            raise ValueError(f"tile has shape {tile.shape}, the actor was made for {self._shape}")
+        # "equiv": another byte order is fine, another dtype would change the numbers silently.
+        if not np.can_cast(tile.dtype, self._dtype, "equiv"):
+            raise TypeError(f"tile has dtype {tile.dtype}, the actor was made for {self._dtype}")
+        if valid is not None and valid.shape != self._shape[1:]:
+            raise ValueError(f"mask has shape {valid.shape}, the actor needs {self._shape[1:]}")
 
     def _reserve(self, future: Future[Array]) -> _Buffer:
         self._changed.wait_for(lambda: self._closed or self._open is not None or self._free)
@@ -265,20 +276,27 @@ class InferenceActor:
     def _run(self, buffer: _Buffer) -> None:
         size = len(buffer.futures)
         start = time.perf_counter()
+        outputs: Array | BaseException
         try:
             outputs = self._function(
                 buffer.data[:size], buffer.valid[:size] if buffer.masked else None
             )
             if len(outputs) != size:
                 raise ValueError(f"the model returned {len(outputs)} results for {size} tiles")
+            if np.may_share_memory(outputs, buffer.data):
+                # The buffer is filled again while callers still hold their results.
+                outputs = np.array(outputs)
         except BaseException as error:
+            outputs = error
+        # Before the answers: whoever has a result finds it counted.
+        self._count(start, time.perf_counter(), size, len(buffer.data))
+        if isinstance(outputs, BaseException):
             # Whatever it is, exactly the callers of this batch get it; the actor lives on.
             for future in buffer.futures:
-                future.set_exception(error)
+                future.set_exception(outputs)
         else:
             for future, output in zip(buffer.futures, outputs, strict=True):
                 future.set_result(output)
-        self._count(start, time.perf_counter(), size, len(buffer.data))
 
     def _count(self, start: float, stop: float, tiles: int, slots: int) -> None:
         self._began = self._began or start

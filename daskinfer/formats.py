@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,10 +35,7 @@ def read_pt2(path: str | Path) -> tuple[torch.export.ExportedProgram, str]:
 
     extra = {METADATA_FILE: ""}
     try:
-        with warnings.catch_warnings():
-            # torch warns about its own (de)serialisation internals, nothing a user can act on.
-            warnings.simplefilter("ignore")
-            program = torch.export.load(path, extra_files=extra)
+        program = torch.export.load(path, extra_files=extra)
     except Exception as error:
         raise ValueError(
             f"model {str(path)!r} is not a torch.export archive ({type(error).__name__}: {error}): "

@@ -72,7 +72,8 @@ def native(array: Array) -> Array:
     >>> native(np.array([1, 2], ">f4")).dtype, native(np.array([7], "uint32")).dtype
     (dtype('float32'), dtype('float64'))
     """
-    array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    # Writeable, or torch warns of every array that came from another process.
+    array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
     return array if array.dtype.name in _TORCH_SAFE else array.astype(np.float64)
 
 
@@ -133,7 +134,7 @@ class Forward:
         with torch.inference_mode():
             x = self.normalise(torch.from_numpy(native(batch)).to(self.device))
             if valid is not None:
-                mask = torch.from_numpy(np.ascontiguousarray(valid)).to(self.device)
+                mask = torch.from_numpy(np.require(valid, bool, ["C", "W"])).to(self.device)
                 x = torch.where(mask[:, None], x, self._fill)
             result: Array = self.postprocess(self.scores(x)).cpu().numpy()
         return result

@@ -162,6 +162,6 @@ def _refuse_other(earlier: dict[str, Any], now: dict[str, Any], path: Path) -> N
     lines = differences(earlier, now)
     if lines:
         raise ValueError(
-            f"{path} belongs to a run with other settings ({'; '.join(lines)}): repeat that call to "
-            "go on with it, or pass overwrite=True to start again"
+            f"{path} belongs to a run with other settings ({'; '.join(lines)}): repeat that call "
+            "to go on with it, or pass overwrite=True to start again"
         )

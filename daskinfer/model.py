@@ -220,8 +220,9 @@ def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -
         State dict for a factory: ``.safetensors``, or a file that ``torch.load`` reads with
         ``weights_only=True``.
     **spec
-        Fields of `Model`: ``bands``, ``scale``, ``offset``, ``mean``, ``std``, ``fill``, ``output``,
-        ``activation``, ``threshold``, ``class_names``, ``class_colors``, ``tile``, ``precision``.
+        Fields of `Model`: ``bands``, ``scale``, ``offset``, ``mean``, ``std``, ``fill``,
+        ``output``, ``activation``, ``threshold``, ``class_names``, ``class_colors``, ``tile``,
+        ``precision``.
         Metadata embedded in a ``.pt2`` (extra file ``daskinfer.json``) are the defaults.
 
     Returns
@@ -268,8 +269,8 @@ def _from_name(name: str, weights: str | Path | None, spec: dict[str, Any]) -> M
     if not path.exists():
         raise FileNotFoundError(f"model {name!r}: no such file, and not a 'package.module:factory'")
     raise ValueError(
-        f"model {name!r}: {path.suffix or 'a file without suffix'} is not a format daskinfer reads: "
-        "pass an nn.Module, a .pt2 file (torch.export.save) or 'package.module:factory'"
+        f"model {name!r}: {path.suffix or 'a file without suffix'} is not a format daskinfer "
+        "reads: pass an nn.Module, a .pt2 file (torch.export.save) or 'package.module:factory'"
     )
 
 

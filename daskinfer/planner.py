@@ -1,8 +1,8 @@
 """Decide and check everything before work starts.
 
 `settle` chooses halo, tile, chunk and batch for a source and a model; `plan` adds the output and
-returns a `Plan`, whose repr is the dry run.  Nothing is read but metadata, and the model is run only
-to measure its receptive field.
+returns a `Plan`, whose repr is the dry run.  Nothing is read but metadata, and the model is run
+only to measure its receptive field.
 """
 
 from __future__ import annotations
@@ -242,8 +242,8 @@ def pick_bands(source: Source, model: Model) -> Source:
     have, need = len(source.band_names), model.n_bands
     if need is not None and have != need:
         raise ValueError(
-            f"the model takes {need} bands, the source has {have} ({', '.join(source.band_names)}): "
-            "name the ones to use with load_model(..., bands=[...])"
+            f"the model takes {need} bands, the source has {have} ({', '.join(source.band_names)}"
+            "): name the ones to use with load_model(..., bands=[...])"
         )
     return source
 

@@ -71,7 +71,8 @@ def true_color(
             resampling=Resampling.average,
         )
     low, high = np.percentile(data, (2, 98))
-    return (np.clip((data - low) / max(high - low, 1), 0, 1) * 255).astype(np.uint8)
+    stretched = np.clip((data - low) / max(high - low, 1), 0, 1)
+    return np.asarray(stretched * 255, np.uint8)
 
 
 def class_picture(classes: str | os.PathLike[str], largest: int = 1024) -> Picture:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ import numpy.typing as npt
 import rasterio
 import rasterio.windows
 from rasterio.enums import ColorInterp, MaskFlags
-from rasterio.errors import NotGeoreferencedWarning, RasterioIOError
+from rasterio.errors import RasterioIOError
 
 from .grid import Grid
 from .tiling import Span, Window
@@ -238,7 +237,7 @@ def valid_pixels(data: Array, nodata: Sequence[float | None]) -> Mask:
 def _in_dtype(value: float | None, dtype: np.dtype[Any]) -> Any:
     """Nodata in the band's dtype; None where no pixel can equal it.
 
-    float32 pixels never equal a float64 like -3.4e38, and -9999 is no uint8 (cast, it would be 241).
+    float32 pixels never equal a float64 like -3.4e38, and -9999 is no uint8 (cast, it is 241).
     """
     if value is None or np.isnan(value):
         return None
@@ -275,11 +274,8 @@ def window_of(bounds: tuple[int, int, int, int], grid: Grid) -> Window:
 
 def _open(path: str) -> rasterio.DatasetReader:
     try:
-        with warnings.catch_warnings():
-            # Said once per handle otherwise; a raster without georeferencing is legitimate.
-            warnings.simplefilter("ignore", NotGeoreferencedWarning)
-            # sharing=False: GDAL would hand the same handle to every thread that opens this path.
-            return rasterio.open(path, sharing=False)
+        # sharing=False: GDAL would hand the same handle to every thread that opens this path.
+        return rasterio.open(path, sharing=False)
     except RasterioIOError as error:
         if "://" not in path and not path.startswith("/vsi") and not os.path.exists(path):
             raise FileNotFoundError(f"source {path!r}: no such file") from error

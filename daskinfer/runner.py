@@ -279,8 +279,8 @@ class _Driver:
         if self.plan.on_error == "raise":
             raise InferenceError(
                 f"chunk {number} at (row, col, height, width) = {window} failed {attempt} times: "
-                f"{text}. The rest is kept in {work_path(self.plan)}: run the same call again to go "
-                "on, or with on_error='nodata' to leave such chunks nodata",
+                f"{text}. The rest is kept in {work_path(self.plan)}: run the same call again to "
+                "go on, or with on_error='nodata' to leave such chunks nodata",
                 window=window,
                 chunk=self.plan.tiling.index_of(number),
                 worker=worker,

@@ -192,9 +192,9 @@ def open_raster(
     Returns
     -------
     DataArray
-        Dimensions ``(band, y, x)``, the raw numbers in the file's dtype.  Where pixels can be nodata
-        the coordinate ``mask`` ``(y, x)`` is True on the valid ones.  A pixel is nodata when any of
-        the bands is.  Transform, CRS, ground control points and RPCs are in ``spatial_ref``; the
+        Dimensions ``(band, y, x)``, the raw numbers in the file's dtype.  Where pixels can be
+        nodata the coordinate ``mask`` ``(y, x)`` is True on the valid ones.  A pixel is nodata when
+        any of the bands is.  Transform, CRS, ground control points and RPCs are in ``spatial_ref``; the
         file's scale and offset, where it has them, are the coordinates ``scale`` and ``offset`` of
         the bands.
 
@@ -209,7 +209,7 @@ def open_raster(
     --------
     >>> from daskinfer.demo import demo_path
     >>> scene = open_raster(demo_path(), bands=["red", "nir"])
-    >>> scene.dims, scene.shape, list(scene.band.values)
+    >>> scene.dims, scene.shape, scene.band.values.tolist()
     (('band', 'y', 'x'), (2, 384, 768), ['red', 'nir'])
     """
     if isinstance(source, xr.DataArray):

@@ -146,10 +146,10 @@ class AxisTiling:
     Examples
     --------
     >>> axis = AxisTiling(size=101, tile=48, halo=8, stride=4, chunk=64)
-    >>> [axis.core(i) for i in range(axis.tiles)]
-    [Span(start=0, stop=32), Span(start=32, stop=64), Span(start=64, stop=96), Span(start=96, stop=101)]
-    >>> [axis.tile_span(i) for i in range(axis.tiles)]
-    [Span(start=0, stop=48), Span(start=24, stop=72), Span(start=56, stop=104), Span(start=56, stop=104)]
+    >>> [tuple(axis.core(i)) for i in range(axis.tiles)]
+    [(0, 32), (32, 64), (64, 96), (96, 101)]
+    >>> [tuple(axis.tile_span(i)) for i in range(axis.tiles)]
+    [(0, 48), (24, 72), (56, 104), (56, 104)]
     """
 
     size: int
@@ -176,9 +176,10 @@ class AxisTiling:
             object.__setattr__(self, "tile", self.padded)
         smallest = 2 * self.halo + self.stride
         if self.tile < self.padded and self.tile < smallest:
+            roomy = round_up(1 << (smallest - 1).bit_length(), self.stride)
             raise ValueError(
                 f"halo {self.halo} px needs a tile of at least {smallest}, got {self.tile}: "
-                f"pass tile={1 << (smallest - 1).bit_length()}"
+                f"pass tile={roomy}"
             )
 
     @property
