@@ -93,8 +93,8 @@ _MODEL_OPTIONS = (
     "class_names", "class_colors",
 )  # fmt: skip
 _PLAN_OPTIONS = (
-    "window", "chunk", "tile", "halo", "batch_size", "precision", "on_error", "overwrite",
-    "blocksize", "compress", "level",
+    "window", "chunk", "tile", "halo", "overlap", "batch_size", "precision", "on_error",
+    "overwrite", "blocksize", "compress", "level",
 )  # fmt: skip
 
 
@@ -143,6 +143,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         job.add_argument(
             f"--{name}", type=_size, default="auto", metavar="PX", help=f"{text}: N, Y,X or auto"
         )
+    job.add_argument("--overlap", type=_size, metavar="PX", help="blend tiles instead of a halo")
     job.add_argument(
         "--batch-size", type=_size, default="auto", metavar="N", help="tiles per batch"
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .model import Model, Numbers
 
-__all__ = ["BatchFunction", "Forward", "OutputFormat", "native"]
+__all__ = ["BatchFunction", "Forward", "OutputFormat", "native", "to_classes", "to_values"]
 
 Array = npt.NDArray[Any]
 
@@ -88,6 +88,8 @@ class Forward:
         The raster's own scale and offset, per band or one for all.
     device : str, default "cpu"
         A torch device.
+    blended : bool, default False
+        Return float32 values per channel, to be averaged over overlapping tiles, even for classes.
     """
 
     def __init__(
@@ -97,10 +99,12 @@ class Forward:
         raster_scale: Numbers = (1.0,),
         raster_offset: Numbers = (0.0,),
         device: str = "cpu",
+        blended: bool = False,
     ) -> None:
         import torch
 
         self.model = model
+        self._blended = blended
         self.device = torch.device(device)
         self._network = model.network(device)
         scale = raster_scale if model.scale is None else model.scale
@@ -176,22 +180,13 @@ class Forward:
         return x
 
     def postprocess(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores to the output raster's bands, non-finite scores to nodata."""
-        import torch
-
-        if self.model.output != "classes":
-            values = _activate(scores, self.model.activation)
-            return torch.where(torch.isfinite(values), values, torch.nan)
-        channels = scores.shape[1]
-        form = OutputFormat.of("classes", channels)
-        finite = torch.isfinite(scores).all(dim=1, keepdim=True)
-        if channels == 1:
-            classes = _activate(scores, self.model.activation or "sigmoid") >= self.model.threshold
-        else:
-            classes = scores.argmax(dim=1, keepdim=True)
-        # torch has no uint16 arithmetic to speak of: select in int32, narrow last.
-        marked = torch.where(finite, classes.to(torch.int32), int(form.nodata))
-        return marked.to(getattr(torch, form.dtype))
+        """Scores to the output raster's bands, or to values that can be blended."""
+        if self._blended or self.model.output != "classes":
+            return to_values(scores, self.model)
+        if scores.shape[1] == 1:
+            return to_classes(to_values(scores, self.model), self.model)
+        # The largest score has the largest probability.
+        return to_classes(scores, self.model)
 
     def _per_band(self, values: Numbers, neutral: float) -> torch.Tensor | None:
         """Values shaped ``(band, 1, 1)`` on the device; None where they would change nothing."""
@@ -212,7 +207,30 @@ class Forward:
         return self.normalise(torch.full((bands, 1, 1), float(self.model.fill), device=self.device))
 
 
-def _activate(scores: torch.Tensor, activation: str | None) -> torch.Tensor:
-    if activation == "softmax":
-        return scores.softmax(dim=1)
-    return scores.sigmoid() if activation == "sigmoid" else scores
+def to_values(scores: torch.Tensor, model: Model) -> torch.Tensor:
+    """Scores ``(n, channel, y, x)`` after the activation, NaN where they are not finite.
+
+    Classes without an activation of their own get the one by which scores of neighbouring tiles can
+    be averaged: softmax, or sigmoid for one channel.
+    """
+    import torch
+
+    activation = model.activation
+    if model.output == "classes" and activation is None:
+        activation = "sigmoid" if scores.shape[1] == 1 else "softmax"
+    if activation is not None:
+        scores = scores.sigmoid() if activation == "sigmoid" else scores.softmax(dim=1)
+    return torch.where(torch.isfinite(scores), scores, torch.nan)
+
+
+def to_classes(values: torch.Tensor, model: Model) -> torch.Tensor:
+    """Classes ``(n, 1, y, x)`` from scores or probabilities, nodata where any is not finite."""
+    import torch
+
+    channels = values.shape[1]
+    form = OutputFormat.of("classes", channels)
+    finite = torch.isfinite(values).all(dim=1, keepdim=True)
+    classes = values >= model.threshold if channels == 1 else values.argmax(dim=1, keepdim=True)
+    # torch has no uint16 arithmetic to speak of: select in int32, narrow last.
+    marked = torch.where(finite, classes.to(torch.int32), int(form.nodata))
+    return marked.to(getattr(torch, form.dtype))

@@ -7,7 +7,9 @@ sliced tells from its coordinates by how many whole pixels it moved; the transfo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,9 @@ from .tiling import Window
 __all__ = ["Grid", "grid_of"]
 
 GRID_MAPPING = "spatial_ref"
+_TIED = (
+    "a window of a raster with ground control points or RPCs is not supported: run the whole raster"
+)
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,10 @@ class Grid:
     def of_dataset(cls, dataset: rasterio.DatasetReader) -> Grid:
         """The grid of an open rasterio dataset."""
         gcps, gcps_crs = dataset.gcps
-        plain = dataset.transform.is_identity and (gcps or not dataset.crs)
         return cls(
             dataset.height,
             dataset.width,
-            None if plain else dataset.transform,
+            _real(dataset.transform),
             _wkt(dataset.crs),
             tuple((p.row, p.col, p.x, p.y, p.z or 0.0) for p in gcps),
             _wkt(gcps_crs),
@@ -90,15 +94,33 @@ class Grid:
         """The grid of a window of this raster."""
         row, col = window.origin
         if (self.gcps or self.rpcs) and (row or col):
-            raise ValueError(
-                "a window of a raster with ground control points or RPCs is not supported: "
-                "run the whole raster"
-            )
+            raise ValueError(_TIED)
         transform = self.transform
         if transform is not None and (row or col):
             transform = transform @ Affine.translation(col, row)
         height, width = window.shape
         return replace(self, height=height, width=width, transform=transform)
+
+    def scaled(self, scale: Fraction) -> Grid:
+        """The grid of an output with `scale` pixels for each of this raster, on the same corner.
+
+        >>> grid = Grid(20, 30, Affine(10, 0, 0, 0, -10, 0)).scaled(Fraction(2))
+        >>> grid.shape, grid.transform.a
+        ((40, 60), 5.0)
+        """
+        if scale == 1:
+            return self
+        if self.rpcs:
+            raise ValueError(
+                "a model that changes the resolution cannot keep RPCs: orthorectify the source"
+            )
+        factor = float(scale)
+        transform = self.transform
+        if transform is not None:
+            transform = transform @ Affine.scale(1 / factor)
+        height, width = (math.ceil(side * scale) for side in self.shape)
+        gcps = tuple((row * factor, col * factor, x, y, z) for row, col, x, y, z in self.gcps)
+        return replace(self, height=height, width=width, transform=transform, gcps=gcps)
 
     def ground_control_points(self) -> list[GroundControlPoint]:
         """The ground control points as rasterio takes them."""
@@ -143,7 +165,8 @@ def grid_of(array: xr.DataArray) -> Grid:
     Raises
     ------
     ValueError
-        If the array has no ``y`` and ``x``, or its pixels are not evenly spaced.
+        If the array has no ``y`` and ``x``, its pixels are not evenly spaced, or it is a part of
+        a raster that ground control points or RPCs tie to the ground.
     """
     for dim in ("y", "x"):
         if dim not in array.dims:
@@ -151,16 +174,27 @@ def grid_of(array: xr.DataArray) -> Grid:
     height, width = array.sizes["y"], array.sizes["x"]
     reference = array.coords[GRID_MAPPING].attrs if GRID_MAPPING in array.coords else {}
     gcps = tuple((p.row, p.col, p.x, p.y, p.z or 0.0) for p in array.rio.get_gcps() or ())
+    rpcs = tuple(sorted(reference.get("rpcs", {}).items()))
     crs = _wkt(array.rio.crs)
+    # Without a transform, the coordinates of such arrays count pixels.
+    declared = _declared(reference) or (Affine.identity() if gcps or rpcs else None)
+    transform = _moved(array, declared)
+    if (gcps or rpcs) and transform != declared:
+        raise ValueError(_TIED)
     return Grid(
         height,
         width,
-        _moved(array, _declared(reference)),
-        crs,
+        _real(transform),
+        None if gcps else crs,
         gcps,
         crs if gcps else None,
-        tuple(sorted(reference.get("rpcs", {}).items())),
+        rpcs,
     )
+
+
+def _real(transform: Affine | None) -> Affine | None:
+    """The transform, unless it is the identity that GDAL reports where there is none."""
+    return None if transform is None or transform.is_identity else transform
 
 
 def _declared(reference: dict[Any, Any]) -> Affine | None:
@@ -170,17 +204,33 @@ def _declared(reference: dict[Any, Any]) -> Affine | None:
 
 def _moved(array: xr.DataArray, declared: Affine | None) -> Affine | None:
     """The declared transform, moved by the whole pixels that a selection moved the array."""
-    if "x" not in array.coords or "y" not in array.coords:
+    rotated = declared is not None and bool(declared.b or declared.d)
+    if "x" in array.coords and "y" in array.coords:
+        x, y = array.coords["x"].values, array.coords["y"].values
+    elif declared is not None and "xc" in array.coords and "yc" in array.coords:
+        # How rioxarray puts it where rows do not follow the axes of the CRS.
+        xc, yc = array.coords["xc"].values, array.coords["yc"].values
+        x, y = (~declared @ (xc[0], yc[0]))[0], (~declared @ (xc[:, 0], yc[:, 0]))[1]
+    else:
         return declared
-    x, y = array.coords["x"].values, array.coords["y"].values
     if declared is None:
-        return array.rio.transform(recalc=True) if min(len(x), len(y)) > 1 else None
-    plain = Affine.identity() if declared.b or declared.d else declared
+        if min(len(x), len(y)) < 2:
+            return None
+        declared = _through(x, y)
+    plain = Affine.identity() if rotated else declared
     col, col_step = _pixels(x, plain.c, plain.a, "x")
     row, row_step = _pixels(y, plain.f, plain.e, "y")
     if (col, row, col_step, row_step) == (0, 0, 1, 1):
         return declared
     return declared @ Affine.translation(col, row) @ Affine.scale(col_step, row_step)
+
+
+def _through(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Affine:
+    """The transform whose pixel centres begin and end as the coordinates do."""
+    width, height = (float(axis[-1] - axis[0]) / (len(axis) - 1) for axis in (x, y))
+    if not width or not height:
+        raise ValueError("coordinates x and y do not follow a transform: they do not change")
+    return Affine(width, 0, float(x[0]) - width / 2, 0, height, float(y[0]) - height / 2)
 
 
 def _pixels(centres: npt.NDArray[Any], origin: float, size: float, axis: str) -> tuple[float, int]:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from .actor import InferenceActor
-from .forward import Array, Forward, OutputFormat
-from .model import Model
+from .forward import Array, Forward
+from .inference import Inference
 from .raster import Mask, Pixels
-from .tiling import Tile, Tiling, Window
+from .stitch import blend, count_nonfinite, output_mask, stitch, without_rim
+from .tiling import Window
 
-__all__ = ["Inference", "Stitched", "best_device", "infer_chunk", "release_actor", "using_actor"]
+__all__ = ["Stitched", "best_device", "infer_chunk", "release_actor", "using_actor"]
 
 # Models of earlier predictions that stay loaded: a preview is followed by another one.
 _KEPT_ACTORS = 2
@@ -33,37 +34,6 @@ class _Held:
 
 _actors: dict[Inference, _Held] = {}  # in order of last use
 _lock = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Inference:
-    """What to run, chunk by chunk.
-
-    Attributes
-    ----------
-    model : Model
-    tiling : Tiling
-        Chunks and tiles of the raster.
-    form : OutputFormat
-        Bands, dtype and nodata of the result.
-    in_bands : int
-        Bands of every tile.
-    dtype : str
-        Of the raw numbers.
-    raster_scale, raster_offset : tuple of float
-        The raster's own scale and offset, per band.
-    batch_size : int
-        Tiles in one forward pass.
-    """
-
-    model: Model
-    tiling: Tiling
-    form: OutputFormat
-    in_bands: int
-    dtype: str
-    raster_scale: tuple[float, ...] = (1.0,)
-    raster_offset: tuple[float, ...] = (0.0,)
-    batch_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -149,20 +119,19 @@ def infer_chunk(
     chunk = tiling.chunk_at(index)
     with actor.producer():
         pixels = read(chunk.read)
-        valid = _relative(pixels.valid, chunk.window, chunk.read)
         pending = [
             (tile, actor.submit(*_cut(pixels, tile.window, chunk.read)))
             for tile in tiling.tiles_of(index)
-            if _any_valid(pixels.valid, tile, chunk.read)
+            if _any_valid(pixels.valid, tile.window if inference.blended else tile.core, chunk.read)
         ]
-    result = np.full((form.bands, *chunk.window.shape), form.nodata, form.dtype)
-    for tile, future in pending:
-        output = _checked(future.result(), form, tile.window)
-        rows, cols = tile.core.slices(tile.window.origin)
-        result[:, *tile.core.slices(chunk.window.origin)] = output[:, rows, cols]
+    combine = blend if inference.blended else stitch
+    window = inference.window(index)
+    result = combine(inference, window, ((tile, future.result()) for tile, future in pending))
+    valid = output_mask(pixels.valid, chunk, inference.scale)
     if valid is not None:
         result[:, ~valid] = form.nodata
-    return Stitched(result, len(pending), _count_nonfinite(result, valid, form))
+    expected = without_rim(inference, window, valid)
+    return Stitched(result, len(pending), count_nonfinite(result, expected, form))
 
 
 def _start(inference: Inference) -> InferenceActor:
@@ -171,17 +140,15 @@ def _start(inference: Inference) -> InferenceActor:
         raster_scale=inference.raster_scale,
         raster_offset=inference.raster_offset,
         device=best_device(),
+        blended=inference.blended,
     )
     shape = (inference.in_bands, *inference.tiling.tile)
     return InferenceActor(forward, shape, inference.dtype, batch_size=inference.batch_size)
 
 
-def _relative(mask: Mask | None, window: Window, read: Window) -> Mask | None:
-    return None if mask is None else mask[window.slices(read.origin)]
-
-
-def _any_valid(mask: Mask | None, tile: Tile, read: Window) -> bool:
-    return mask is None or bool(mask[tile.core.slices(read.origin)].any())
+def _any_valid(mask: Mask | None, window: Window, read: Window) -> bool:
+    """Whether a tile is worth running: False where all its pixels are nodata."""
+    return mask is None or bool(mask[window.clip(read).slices(read.origin)].any())
 
 
 def _cut(pixels: Pixels, window: Window, read: Window) -> tuple[Array, Mask | None]:
@@ -197,18 +164,3 @@ def _pad(array: Array, window: Window) -> Array:
         return array
     before = [(0, 0)] * (array.ndim - 2)
     return np.pad(array, [*before, (0, missing[0]), (0, missing[1])], mode="edge")
-
-
-def _checked(output: Array, form: OutputFormat, window: Window) -> Array:
-    expected = (form.bands, *window.shape)
-    if output.shape != expected:
-        raise ValueError(
-            f"the model returned {output.shape} for a tile, expected (band, y, x) = {expected}"
-        )
-    return output
-
-
-def _count_nonfinite(result: Array, valid: Mask | None, form: OutputFormat) -> int:
-    lost = np.isnan(result) if np.isnan(form.nodata) else result == form.nodata
-    pixels = lost.any(axis=0)
-    return int(np.count_nonzero(pixels if valid is None else pixels & valid))

@@ -13,10 +13,12 @@ import xarray as xr
 from .cog import CogSpec, WorkFile, encode_chunk
 from .forward import Array, OutputFormat
 from .grid import grid_of
-from .infer import Inference, infer_chunk, using_actor
+from .infer import infer_chunk, using_actor
+from .inference import Inference
 from .model import Model, ModelBytes, load_model
-from .planner import Size, check_output, cog_spec, pick_bands, settle
+from .planner import check_output, cog_spec
 from .raster import Mask, Pixels
+from .settle import Choice, Size, pick_bands, settle
 from .source import ArraySource
 from .tiling import Window, round_up
 
@@ -30,6 +32,7 @@ def predict(
     chunk: Size = "auto",
     tile: Size = "auto",
     halo: Size = "auto",
+    overlap: int | tuple[int, int] | None = None,
     batch_size: int | Literal["auto"] = "auto",
     precision: Literal["float32", "bfloat16", "float16"] | None = None,
 ) -> xr.DataArray:
@@ -43,7 +46,7 @@ def predict(
     scene : DataArray
         Dimensions ``(band, y, x)``, from `open_raster` or computed; lazy or in memory.
     model : Model or anything that `load_model` takes
-    chunk, tile, halo, batch_size, precision
+    chunk, tile, halo, overlap, batch_size, precision
         As for `plan`; chunks are rounded up to whole tile cores.
 
     Returns
@@ -71,10 +74,9 @@ def predict(
     source = pick_bands(ArraySource(scene), recipe)
     if not isinstance(source, ArraySource):
         raise TypeError(f"expected an ArraySource, got {type(source).__name__}")
-    inference, _ = settle(
-        source, recipe, chunk=chunk, tile=tile, halo=halo, batch_size=batch_size, whole_tiles=True
-    )
-    return _as_dataarray(_overlapped(source, inference), source, inference.form, recipe)
+    choice = Choice(chunk, tile, halo, overlap, batch_size, whole_tiles=True)
+    inference, _ = settle(source, recipe, choice)
+    return _as_dataarray(_overlapped(source, inference), source, inference)
 
 
 def write_cog(
@@ -142,18 +144,14 @@ def write_cog(
 def _overlapped(source: ArraySource, inference: Inference) -> da.Array:
     """The prediction as a dask array ``(band, y, x)``."""
     tiling, form = inference.tiling, inference.form
-    chunks = tuple(
-        tuple(axis.chunk_span(k).size for k in range(axis.chunks)) for axis in (tiling.y, tiling.x)
-    )
+    axes = (tiling.y, tiling.x)
+    chunks = tuple(tuple(axis.chunk_span(k).size for k in range(axis.chunks)) for axis in axes)
     data = source.data.rechunk({0: -1, 1: chunks[0], 2: chunks[1]})
     valid = source.valid
     arrays = [data]
     if valid is not None:
         arrays.append(valid.rechunk({0: chunks[0], 1: chunks[1]})[None])
-    # One chunk has no neighbours, and may be smaller than the halo, which dask refuses.
-    depth = {0: 0} | {
-        dim: axis.halo if axis.chunks > 1 else 0 for dim, axis in ((1, tiling.y), (2, tiling.x))
-    }
+    depth = {0: 0, 1: tiling.y.reach, 2: tiling.x.reach}
     return da.map_overlap(
         _infer_block,
         *arrays,
@@ -166,7 +164,7 @@ def _overlapped(source: ArraySource, inference: Inference) -> da.Array:
         align_arrays=False,
         dtype=form.dtype,
         meta=np.empty((0, 0, 0), form.dtype),
-        chunks=((form.bands,), *chunks),
+        chunks=((form.bands,), *_output_chunks(inference)),
         inference=inference,
         shipped=_shipped(inference.model),
     )
@@ -197,7 +195,7 @@ def _infer_block(
 
     def read(window: Window) -> Pixels:
         origin = [
-            max(0, axis.chunk_span(k).start - axis.halo)
+            max(0, axis.chunk_span(k).start - axis.reach[0])
             for axis, k in ((inference.tiling.y, i), (inference.tiling.x, j))
         ]
         rows, cols = window.slices((origin[0], origin[1]))
@@ -208,10 +206,17 @@ def _infer_block(
         return infer_chunk(inference, (i, j), read, actor).data
 
 
-def _as_dataarray(
-    data: da.Array, source: ArraySource, form: OutputFormat, model: Model
-) -> xr.DataArray:
-    """Predictions with the source's grid and the output's own attributes, none of the source's."""
+def _output_chunks(inference: Inference) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    rows, cols = inference.tiling.grid
+    return (
+        tuple(inference.window((i, 0)).rows.size for i in range(rows)),
+        tuple(inference.window((0, j)).cols.size for j in range(cols)),
+    )
+
+
+def _as_dataarray(data: da.Array, source: ArraySource, inference: Inference) -> xr.DataArray:
+    """Predictions on the output's grid with its own attributes, none of the source's."""
+    form, model = inference.form, inference.model
     attrs: dict[str, Any] = {"_FillValue": form.nodata, "output": model.output}
     for name in ("class_names", "class_colors"):
         if getattr(model, name) is not None:
@@ -219,7 +224,10 @@ def _as_dataarray(
     names = (
         [model.output] if form.bands == 1 else list(model.class_names or range(1, form.bands + 1))
     )
-    coords = {"band": ("band", [str(name) for name in names]), **source.grid.coords()}
+    coords = {
+        "band": ("band", [str(name) for name in names]),
+        **source.grid.scaled(inference.scale).coords(),
+    }
     return xr.DataArray(data, coords, ("band", "y", "x"), model.output, attrs)
 
 

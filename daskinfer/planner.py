@@ -1,7 +1,7 @@
 """Decide and check everything before work starts.
 
-`settle` chooses halo, tile, chunk and batch for a source and a model; `plan` adds the output and
-returns a `Plan`, whose repr is the dry run.  Nothing is read but metadata, and the model is run
+`plan` lets `daskinfer.settle` choose halo, tile, chunk and batch, adds the output, and returns a
+`Plan`, whose repr is the dry run.  Nothing is read but metadata, and the model is run
 only to measure its receptive field.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,27 +22,18 @@ from ._version import __version__
 from .cog import CogSpec
 from .forward import OutputFormat
 from .grid import Grid
-from .halo import choose_halo, receptive_field, smallest_input
-from .infer import Inference
+from .inference import Inference
 from .model import Model, load_model
 from .probe import ReceptiveField
+from .settle import Choice, Size, pick_bands, settle
 from .source import Source, source_of
-from .tiling import AxisTiling, Tiling, round_up
+from .tiling import Tiling, round_up
 
-__all__ = ["Plan", "plan", "settle"]
+__all__ = ["Plan", "check_output", "cog_spec", "plan"]
 
-Size = int | tuple[int, int] | Literal["auto"]
 OnError = Literal["raise", "nodata"]
 
-_CHUNK = 2048
 _BLOCK = 512
-_CORE = 512
-# Beyond this, a chunk that divides into whole cores and whole blocks costs more memory than running
-# the tiles on its border twice costs time.
-_LARGEST_CHUNK = 4096
-# Input pixels of one batch: four tiles of 576 px keep a small U-Net under 1 GB on a CPU.
-_BATCH_PIXELS = 4 * 576 * 576
-_LARGEST_BATCH = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,17 +112,14 @@ class Plan:
     def _rows(self) -> list[display.Row]:
         tiling, form, field = self.tiling, self.inference.form, self.field
         height, width = (display.count_text(side) for side in tiling.shape)
-        pixels = math.prod(tiling.shape)
-        size = form.bands * np.dtype(form.dtype).itemsize * pixels
+        size = form.bands * np.dtype(form.dtype).itemsize * math.prod(self.cog.shapes[0])
         return [
             ("source", f"{height} x {width} px, bands {', '.join(self.source.band_names)}"),
             ("model", f"{self.model.source}, {self.model.output}, {self.model.precision}"),
             ("receptive field", _field_text(field)),
-            ("halo", f"{_sides(tiling.halo)} px"),
-            (
-                "tile",
-                f"{_sides(tiling.tile)} px ({tiling.overhead:.0%} of the pixels computed twice)",
-            ),
+            _context_row(self.inference),
+            ("tile", f"{_sides(tiling.tile)} px"),
+            ("overhead", f"{tiling.overhead:.0%} more pixels computed than the raster has"),
             ("chunks", f"{display.count_text(tiling.chunks)} of {_sides(tiling.chunk)} px"),
             (
                 "tiles",
@@ -152,6 +140,7 @@ def plan(
     chunk: Size = "auto",
     tile: Size = "auto",
     halo: Size = "auto",
+    overlap: int | tuple[int, int] | None = None,
     batch_size: int | Literal["auto"] = "auto",
     precision: Literal["float32", "bfloat16", "float16"] | None = None,
     on_error: OnError = "raise",
@@ -172,11 +161,15 @@ def plan(
     window : tuple of int, optional
         ``(row, col, height, width)`` of the source in pixels.
     chunk : int, tuple of int or "auto"
-        Side in pixels, or ``(y, x)``, of what one task computes; rounded up to whole blocks.
+        Side in pixels of the source, or ``(y, x)``, of what one task computes; rounded up to whole
+        blocks of the output.
     tile : int, tuple of int or "auto"
         Side in pixels, or ``(y, x)``, of one model input, halo included; rounded up to the stride.
     halo : int, tuple of int or "auto"
-        Context pixels per side; rounded up to the stride.  "auto" is exact.
+        Context pixels per side; rounded up to the stride.  "auto" is exact where the model allows.
+    overlap : int or tuple of int, optional
+        Blend tiles that share this many pixels, instead of a halo; the default for models for which
+        no halo is exact.
     batch_size : int or "auto"
         Tiles in one forward pass.
     precision : {"float32", "bfloat16", "float16"}, optional
@@ -227,73 +220,16 @@ def plan(
         recipe = recipe.patch(precision=precision)
     raster = pick_bands(source_of(source, window=window), recipe)
     block = _block(blocksize, chunk)
-    inference, field = settle(
-        raster, recipe, chunk=chunk, tile=tile, halo=halo, batch_size=batch_size, block=block
-    )
+    inference, field = settle(raster, recipe, Choice(chunk, tile, halo, overlap, batch_size, block))
     cog = cog_spec(
-        raster.grid, inference.form, recipe, blocksize=block, compress=compress, level=level
+        raster.grid.scaled(inference.scale),
+        inference.form,
+        recipe,
+        blocksize=block,
+        compress=compress,
+        level=level,
     )
     return Plan(raster, recipe, path, inference, field, cog, on_error, overwrite)
-
-
-def pick_bands(source: Source, model: Model) -> Source:
-    """The source with the bands that the model takes, checked against what it needs."""
-    source = source.select(model.bands)
-    have, need = len(source.band_names), model.n_bands
-    if need is not None and have != need:
-        raise ValueError(
-            f"the model takes {need} bands, the source has {have} ({', '.join(source.band_names)}"
-            "): name the ones to use with load_model(..., bands=[...])"
-        )
-    return source
-
-
-def settle(
-    source: Source,
-    model: Model,
-    *,
-    chunk: Size = "auto",
-    tile: Size = "auto",
-    halo: Size = "auto",
-    batch_size: int | Literal["auto"] = "auto",
-    block: int = 1,
-    whole_tiles: bool = False,
-) -> tuple[Inference, ReceptiveField]:
-    """Choose halo, tile, chunk and batch, as of `plan`.
-
-    Parameters
-    ----------
-    block : int, default 1
-        Chunk sides are multiples of this.
-    whole_tiles : bool, default False
-        Chunk sides are multiples of the tile's core, and so large that a chunk needs nothing of its
-        neighbours but the halo, whatever they cost.
-    """
-    field = receptive_field(model, bands=len(source.band_names))
-    halos = choose_halo(field, halo)
-    _check_class_names(model, field)
-    fixed = model.tile or field.size
-    least = smallest_input(model, field, len(source.band_names))
-    axes = [
-        _lattice(size, field.stride[i], halos[i], _pair(tile)[i], least[i], fixed and fixed[i])
-        for i, size in enumerate(source.grid.shape)
-    ]
-    y, x = (
-        replace(axis, chunk=_chunk(_pair(chunk)[i], axis, block, whole_tiles))
-        for i, axis in enumerate(axes)
-    )
-    tiling = Tiling(y, x)
-    inference = Inference(
-        model,
-        tiling,
-        OutputFormat.of(model.output, field.bands),
-        in_bands=len(source.band_names),
-        dtype=source.dtype,
-        raster_scale=source.scales,
-        raster_offset=source.offsets,
-        batch_size=_batch(batch_size, tiling),
-    )
-    return inference, field
 
 
 def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> CogSpec:
@@ -322,55 +258,16 @@ def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> Co
     )
 
 
-def _lattice(
-    size: int, stride: int, halo: int, tile: Any, least: int, fixed: int | None
-) -> AxisTiling:
-    """The tiles of one axis; its chunks come after."""
-    if fixed is not None:
-        return AxisTiling(size, fixed, halo, stride, least=fixed)
-    if tile == "auto":
-        # The core grows with the halo, so that no more than 2.25 pixels are computed for each one.
-        core = _CORE * max(1, math.ceil(4 * halo / _CORE))
-        return AxisTiling(size, round_up(core, stride) + 2 * halo, halo, stride, least=least)
-    return AxisTiling(size, max(least, round_up(tile, stride)), halo, stride, least=least)
-
-
-def _chunk(chunk: Any, axis: AxisTiling, block: int, whole_tiles: bool) -> int:
-    """Chunk side: whole blocks, and whole cores too where that stays affordable."""
-    wanted = _CHUNK if chunk == "auto" else chunk
-    if wanted < 1:
-        raise ValueError(f"chunk must be at least 1 px, got {wanted}")
-    both = math.lcm(axis.step, block)
-    affordable = _LARGEST_CHUNK if chunk == "auto" else 2 * wanted
-    unit = both if whole_tiles or both <= affordable else block
-    near = unit * max(1, wanted // unit) if chunk == "auto" else round_up(wanted, unit)
-    if axis.tiles == 1:
-        return near
-    # The tiles at the raster's edge, shifted inward, reach this far into their chunk.
-    return max(near, round_up(axis.tile - axis.halo, unit))
-
-
 def _block(blocksize: int | str, chunk: Size) -> int:
     if isinstance(blocksize, int):
         return blocksize
-    smallest = min((side for side in _pair(chunk) if side != "auto"), default=_BLOCK)
-    return min(_BLOCK, round_up(smallest, 16))
-
-
-def _batch(batch_size: int | str, tiling: Tiling) -> int:
-    if batch_size == "auto":
-        fitting = _BATCH_PIXELS // math.prod(tiling.tile)
-        return max(1, min(fitting, _LARGEST_BATCH, tiling.runs))
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size must be 'auto' or at least 1, got {batch_size!r}")
-    return batch_size
-
-
-def _pair(size: Any) -> tuple[Any, Any]:
-    return tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    sides = chunk if isinstance(chunk, (tuple, list)) else (chunk,)
+    smallest = min((side for side in sides if isinstance(side, int)), default=_BLOCK)
+    return max(16, min(_BLOCK, round_up(smallest, 16)))
 
 
 def check_output(path: str, source: Any, overwrite: bool) -> str:
+    """The output's path, if it can be written; errors as of `plan`."""
     if Path(path).suffix.lower() not in (".tif", ".tiff"):
         raise ValueError(f"output {path!r}: daskinfer writes GeoTIFF, name it .tif")
     folder = Path(path).absolute().parent
@@ -394,16 +291,6 @@ def _same_file(source: Any, path: str) -> bool:
     )
 
 
-def _check_class_names(model: Model, field: ReceptiveField) -> None:
-    if model.output != "classes":
-        return
-    classes = max(field.bands, 2)
-    for name in ("class_names", "class_colors"):
-        values = getattr(model, name)
-        if values is not None and len(values) != classes:
-            raise ValueError(f"{name} has {len(values)} entries, the model has {classes} classes")
-
-
 def _descriptions(form: OutputFormat, model: Model) -> tuple[str, ...]:
     if model.output == "classes":
         return ("class",)
@@ -420,7 +307,14 @@ def _sides(pair: tuple[int, int]) -> str:
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]} x {pair[1]}"
 
 
+def _context_row(inference: Inference) -> display.Row:
+    if not inference.blended:
+        return "halo", f"{_sides(inference.tiling.halo)} px"
+    overlap = inference.tiling.y.overlap, inference.tiling.x.overlap
+    return "overlap", f"{_sides(overlap)} px, blended"
+
+
 def _field_text(field: ReceptiveField) -> str:
-    if not field.finite or not field.equivariant:
+    if not field.exact:
         return f"no halo is exact: {field.reason}"
     return f"radius {_sides(field.radius)} px, stride {_sides(field.stride)} px, measured"

@@ -154,14 +154,14 @@ class Raster:
             col + self.origin[1], row + self.origin[0], window.shape[1], window.shape[0]
         )
         dataset = _handle(self.path)
-        data: Array = dataset.read(list(self.indexes), window=area)
+        data = _read(dataset, self.indexes, self.dtype, area)
         if data.shape != (len(self.indexes), *window.shape):
             raise RasterioIOError(
                 f"{self.path}: window {window.bounds()} came back as {data.shape[1:]}"
             )
         valid = valid_pixels(data, self.nodata) if self.has_mask else None
         if self.mask is not None:
-            own = dataset.dataset_mask(window=area) > 0
+            own = _mask_of(dataset, self.mask, area) > 0
             valid = own if valid is None else valid & own
         return Pixels(data, None if valid is None or valid.all() else valid)
 
@@ -184,7 +184,7 @@ def describe(
             origin=(0, 0),
             indexes=numbers,
             band_names=_band_names(dataset, numbers),
-            dtype=_dtype(dataset, path),
+            dtype=_dtype(dataset, numbers, path),
             nodata=tuple(_band_nodata(dataset, n, nodata) if mask else None for n in numbers),
             scales=tuple(float(dataset.scales[n - 1]) for n in numbers),
             offsets=tuple(float(dataset.offsets[n - 1]) for n in numbers),
@@ -305,11 +305,12 @@ def _identity(path: str) -> str:
     return f"{os.path.abspath(path)}|{status.st_size}|{status.st_mtime_ns}"
 
 
-def _dtype(dataset: rasterio.DatasetReader, path: str) -> str:
-    dtypes = set(dataset.dtypes)
-    if any(np.dtype(dtype).kind == "c" for dtype in dtypes):
-        raise ValueError(f"source {path!r} is complex ({dtypes.pop()}): pass its amplitude instead")
-    return str(np.result_type(*dtypes))
+def _dtype(dataset: rasterio.DatasetReader, numbers: Sequence[int], path: str) -> str:
+    """A dtype that holds the numbers of all these bands."""
+    common = str(np.result_type(*(dataset.dtypes[n - 1] for n in numbers)))
+    if np.dtype(common).kind == "c":
+        raise ValueError(f"source {path!r} is complex ({common}): pass its amplitude instead")
+    return common
 
 
 def _data_bands(dataset: rasterio.DatasetReader) -> tuple[int, ...]:
@@ -331,6 +332,28 @@ def _band_nodata(
 ) -> float | None:
     value = dataset.nodatavals[number - 1] if override is None else override
     return None if value is None else float(value)
+
+
+def _read(
+    dataset: rasterio.DatasetReader,
+    numbers: Sequence[int],
+    dtype: str,
+    area: rasterio.windows.Window,
+) -> Array:
+    if len({dataset.dtypes[n - 1] for n in numbers}) == 1:
+        return np.asarray(dataset.read(list(numbers), window=area), dtype)
+    # Bands of a VRT, which rasterio refuses to read at once.
+    return np.stack([dataset.read(n, window=area).astype(dtype) for n in numbers])
+
+
+def _mask_of(
+    dataset: rasterio.DatasetReader, kind: str, area: rasterio.windows.Window
+) -> npt.NDArray[Any]:
+    if kind == "alpha":
+        # Not dataset_mask: it takes alpha for a mask only where there are two or four bands.
+        alpha = dataset.colorinterp.index(ColorInterp.alpha) + 1
+        return np.asarray(dataset.read(alpha, window=area))
+    return np.asarray(dataset.dataset_mask(window=area))
 
 
 def _mask_kind(dataset: rasterio.DatasetReader) -> Literal["dataset", "alpha"] | None:

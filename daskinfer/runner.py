@@ -130,23 +130,23 @@ class _Outputs:
         with Ledger(f"{path}.jsonl", plan.settings(), fresh=fresh) as ledger:
             if fresh:
                 Path(path).unlink(missing_ok=True)
-                WorkFile.create(path, plan.cog, plan.tiling.chunk).close()
-            with WorkFile.open(path, plan.cog, plan.tiling.chunk) as work:
+                WorkFile.create(path, plan.cog, plan.inference.chunk).close()
+            with WorkFile.open(path, plan.cog, plan.inference.chunk) as work:
                 yield cls(plan, work, ledger)
 
     def todo(self) -> list[int]:
         """Chunks that are not in the work file, or are there as the nodata of a failure."""
-        y, x = self.plan.tiling.y, self.plan.tiling.x
+        inference, tiling = self.plan.inference, self.plan.tiling
         done = self.work.done(
-            [y.chunk_span(i).start for i in range(y.chunks)],
-            [x.chunk_span(j).start for j in range(x.chunks)],
+            [inference.window((i, 0)).rows.start for i in range(tiling.grid[0])],
+            [inference.window((0, j)).cols.start for j in range(tiling.grid[1])],
         )
         failed = {failure.chunk for failure in self.ledger.failures()}
         return [n for n, finished in enumerate(done.ravel()) if not finished or n in failed]
 
     def leave_nodata(self, number: int) -> None:
         """Write nodata where a chunk failed for good."""
-        window = self.plan.tiling.chunk_at(self.plan.tiling.index_of(number)).window
+        window = self.plan.inference.window(self.plan.tiling.index_of(number))
         form = self.plan.inference.form
         nodata = np.full((form.bands, *window.shape), form.nodata, form.dtype)
         self.work.append(encode_chunk(self.plan.cog, nodata, *window.origin, self.work.levels))

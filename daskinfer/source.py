@@ -111,13 +111,13 @@ class ArraySource:
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """The coordinate ``scale`` or rioxarray's ``scale_factor``; 1 without them."""
-        return _per_band(self._array, "scale", "scale_factor", 1.0)
+        """The coordinate ``scale`` or rioxarray's attributes; 1 without them."""
+        return _per_band(self._array, "scale", ("scale_factor", "scales"), 1.0)
 
     @property
     def offsets(self) -> tuple[float, ...]:
-        """The coordinate ``offset`` or rioxarray's ``add_offset``; 0 without them."""
-        return _per_band(self._array, "offset", "add_offset", 0.0)
+        """The coordinate ``offset`` or rioxarray's attributes; 0 without them."""
+        return _per_band(self._array, "offset", ("add_offset", "offsets"), 0.0)
 
     @property
     def identity(self) -> str:
@@ -134,15 +134,19 @@ class ArraySource:
     def valid(self) -> da.Array | None:
         """The mask as a dask array of bool ``(y, x)``; None where every pixel is valid."""
         data = self.data
-        valid = None
-        if "mask" in self._array.coords:
-            valid = da.asarray(self._array.coords["mask"].data)
-        elif self._nodata is not None or data.dtype.kind == "f":
-            nodata = (self._nodata,) * data.shape[0]
-            one = data.rechunk({0: -1})
-            valid = one.map_blocks(
-                valid_pixels, nodata, dtype=bool, drop_axis=0, meta=np.empty((0, 0), bool)
+        mask = self._array.coords.get("mask")
+        # A mask was made with the nodata; numbers that were computed since may be it by chance.
+        nodata = self._nodata if mask is None else None
+        valid = None if mask is None else da.asarray(mask.data)
+        if nodata is not None or data.dtype.kind == "f":
+            numbers = data.rechunk({0: -1}).map_blocks(
+                valid_pixels,
+                (nodata,) * data.shape[0],
+                dtype=bool,
+                drop_axis=0,
+                meta=np.empty((0, 0), bool),
             )
+            valid = numbers if valid is None else numbers & valid
         return valid
 
     def select(self, bands: Bands) -> ArraySource:
@@ -194,9 +198,9 @@ def open_raster(
     DataArray
         Dimensions ``(band, y, x)``, the raw numbers in the file's dtype.  Where pixels can be
         nodata the coordinate ``mask`` ``(y, x)`` is True on the valid ones.  A pixel is nodata when
-        any of the bands is.  Transform, CRS, ground control points and RPCs are in ``spatial_ref``; the
-        file's scale and offset, where it has them, are the coordinates ``scale`` and ``offset`` of
-        the bands.
+        any of the bands is.  Transform, CRS, ground control points and RPCs are in ``spatial_ref``;
+        the file's scale and offset, where it has them, are the coordinates ``scale`` and ``offset``
+        of the bands.
 
     Raises
     ------
@@ -307,9 +311,25 @@ def _nodata_of(array: xr.DataArray) -> float | None:
     return None if value is None else float(value)
 
 
-def _per_band(array: xr.DataArray, coord: str, attr: str, default: float) -> tuple[float, ...]:
+def _per_band(
+    array: xr.DataArray, coord: str, attrs: tuple[str, str], default: float
+) -> tuple[float, ...]:
+    """A number per band: a coordinate of the bands, or what rioxarray notes of the whole file."""
     count = array.shape[0]
     if coord in array.coords and array.coords[coord].size == count:
         return tuple(float(value) for value in array.coords[coord].values.ravel())
-    values = np.ravel(array.attrs.get(attr, default))
-    return tuple(float(value) for value in np.broadcast_to(values, count))
+    one_for_all, one_each = attrs
+    if one_each not in array.attrs:
+        return (float(array.attrs.get(one_for_all, default)),) * count
+    # The attribute does not follow a selection of bands; their coordinate, the numbers in the file,
+    # does.
+    values = array.attrs[one_each]
+    bands = array.coords.get(str(array.dims[0]))
+    numbers = range(1, count + 1) if bands is None else bands.values.ravel()
+    try:
+        return tuple(float(values[int(number) - 1]) for number in numbers)
+    except (IndexError, ValueError) as error:
+        raise ValueError(
+            f"attribute {one_each!r} has {len(values)} entries, which do not tell of the bands "
+            f"{list(numbers)}: pass {coord}= to load_model"
+        ) from error

@@ -63,7 +63,7 @@ class _Station:
                     self.shipped.receive()
                 actor = self.resources.enter_context(using_actor(self.plan.inference))
                 work = self.resources.enter_context(
-                    WorkFile.open(work_path(self.plan), self.plan.cog, self.plan.tiling.chunk)
+                    WorkFile.open(work_path(self.plan), self.plan.cog, self.plan.inference.chunk)
                 )
                 self.opened = actor, work
             return self.opened
@@ -143,7 +143,7 @@ def run_chunk(run: str, number: int) -> ChunkResult:
     index = plan.tiling.index_of(number)
     with _gdal():
         stitched = infer_chunk(plan.inference, index, plan.source.read, actor)
-        row, col = plan.tiling.chunk_at(index).window.origin
+        row, col = plan.inference.window(index).origin
         work.append(encode_chunk(plan.cog, stitched.data, row, col, work.levels))
     address = str(get_worker().address)
     return ChunkResult(

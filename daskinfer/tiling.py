@@ -12,6 +12,11 @@ Laws (checked by property tests):
 3. Between a core and an end of its tile that is not an end of the padded raster lie at least
    ``halo`` pixels.
 4. Tiles do not depend on chunks: the lattice is anchored at the raster's origin.
+5. Where tiles overlap to be blended, every pixel belongs to at least one tile, and the weights of
+   its tiles are positive and add up to 1.
+
+Models whose output has another resolution than their input are tiled on the input's pixels, and
+`Scale` takes spans to the output's.
 """
 
 from __future__ import annotations
@@ -19,7 +24,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 __all__ = ["AxisTiling", "Chunk", "Span", "Tile", "Tiling", "Window", "round_up"]
 
@@ -48,6 +57,14 @@ class Span(NamedTuple):
         """Part of this span inside `other` (empty spans have size 0)."""
         start = max(self.start, other.start)
         return Span(start, max(start, min(self.stop, other.stop)))
+
+    def scaled(self, scale: Fraction) -> Span:
+        """Output pixels that this span of input pixels covers, in part at its end.
+
+        >>> Span(8, 30).scaled(Fraction(1, 4)), Span(8, 30).scaled(Fraction(2))
+        (Span(start=2, stop=8), Span(start=16, stop=60))
+        """
+        return Span(math.floor(self.start * scale), math.ceil(self.stop * scale))
 
     def relative_to(self, origin: int) -> slice:
         """This span as a slice of an array that begins at pixel `origin`."""
@@ -82,6 +99,10 @@ class Window(NamedTuple):
         """Part of this window inside `other`."""
         return Window(self.rows.clip(other.rows), self.cols.clip(other.cols))
 
+    def scaled(self, scale: Fraction) -> Window:
+        """Output pixels that this window of input pixels covers."""
+        return Window(self.rows.scaled(scale), self.cols.scaled(scale))
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -92,7 +113,7 @@ class Tile:
     window : Window
         What the model sees; may reach past the raster's bottom and right into the padding.
     core : Window
-        The pixels whose result is taken from this tile.
+        The pixels whose result is taken from this tile: its own alone, unless tiles are blended.
     """
 
     window: Window
@@ -137,6 +158,9 @@ class AxisTiling:
         Pixels of one chunk.
     least : int, default 1
         Smallest input that the model accepts: a smaller raster is padded up to it.
+    overlap : int, default 0
+        Pixels that neighbouring tiles share in order to be blended, for models without an exact
+        halo; there is no halo then, and a tile's core is all of it.
 
     Raises
     ------
@@ -158,14 +182,19 @@ class AxisTiling:
     stride: int = 1
     chunk: int = 2048
     least: int = 1
+    overlap: int = 0
 
     def __post_init__(self) -> None:
         for name in ("size", "tile", "stride", "chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1 px, got {getattr(self, name)}")
-        if self.halo < 0:
-            raise ValueError(f"halo must not be negative, got {self.halo}")
-        for name in ("tile", "halo"):
+        if self.halo < 0 or self.overlap < 0:
+            raise ValueError(
+                f"halo and overlap must not be negative, got {self.halo} and {self.overlap}"
+            )
+        if self.halo and self.overlap:
+            raise ValueError("tiles have a halo or overlap to be blended, not both")
+        for name in ("tile", "halo", "overlap"):
             value = getattr(self, name)
             if value % self.stride:
                 raise ValueError(
@@ -189,16 +218,22 @@ class AxisTiling:
 
     @property
     def step(self) -> int:
-        """Distance between the cores of neighbouring tiles."""
-        return self.tile if self.tile == self.padded else self.tile - 2 * self.halo
+        """Distance between neighbouring tiles."""
+        if self.tile == self.padded:
+            return self.tile
+        return self.tile - 2 * self.halo - self.overlap
 
     @property
     def tiles(self) -> int:
         """Number of tiles."""
+        if self.overlap:
+            return -(-max(self.padded - self.tile, 0) // self.step) + 1
         return -(-self.size // self.step)
 
     def core(self, i: int) -> Span:
-        """Pixels whose result is taken from tile `i`."""
+        """Pixels whose result is taken from tile `i`, from it alone unless tiles are blended."""
+        if self.overlap:
+            return self.tile_span(i).clip(Span(0, self.size))
         return Span(i * self.step, min((i + 1) * self.step, self.size))
 
     def tile_span(self, i: int) -> Span:
@@ -212,13 +247,41 @@ class AxisTiling:
         start = min(max(i * self.step - self.halo, 0), self.padded - self.tile)
         return Span(start, start + self.tile)
 
+    def weights(self, span: Span, positions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Weights of the tile with this span at positions (centres are at ``n + 0.5``).
+
+        A Hann ramp ``sin^2(pi d / (2 overlap))`` over the pixels shared with a neighbour, `d` px
+        from the tile's end; 1 elsewhere.  At an end that is the raster's there is no neighbour and no
+        ramp.  Pixel centres are never at ``d = 0``, so that no weight is zero; the sum over tiles
+        is 1 where two ramps of neighbours meet, and is divided by where the last tile, shifted
+        inward, overlaps more.
+        """
+        weights = np.ones(len(positions))
+        for distance, inner in (
+            (positions - span.start, span.start > 0),
+            (span.stop - positions, span.stop < self.padded),
+        ):
+            if inner and self.overlap:
+                ramp = np.clip(distance / self.overlap, 0, 1)
+                weights = weights * np.sin(np.pi / 2 * ramp) ** 2
+        return weights
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Pixels before and after a chunk of whole steps that its tiles need."""
+        if self.chunks == 1:
+            return 0, 0
+        if self.overlap:
+            return (self.tile - 1) // self.step * self.step, self.overlap
+        return self.halo, self.halo
+
     @property
     def tail(self) -> int:
         """Smallest last chunk: a shorter remainder is merged into the chunk before.
 
         The last tile, shifted inward, reaches back ``tile - halo`` pixels from the end (and so the
-        first one forward from the start), so that with chunks of this size or more the halo is all
-        that a chunk needs of its neighbours.
+        first one forward from the start), so that with chunks of this size or more a chunk needs
+        no more than `reach` of its neighbours.
         """
         return self.tile - self.halo if self.tile < self.padded else 1
 
@@ -236,7 +299,14 @@ class AxisTiling:
     def tiles_of(self, k: int) -> range:
         """Tiles whose core meets chunk `k` (a core on a chunk border belongs to both)."""
         span = self.chunk_span(k)
-        return range(span.start // self.step, -(-span.stop // self.step))
+        if not self.overlap:
+            return range(span.start // self.step, -(-span.stop // self.step))
+        first = max(0, (span.start - self.tile) // self.step + 1)
+        last = min(self.tiles - 1, (span.stop - 1) // self.step)
+        # The last tile starts earlier than its number says.
+        while last + 1 < self.tiles and self.tile_span(last + 1).start < span.stop:
+            last += 1
+        return range(min(first, self.tiles - 1), last + 1)
 
     def read_span(self, k: int) -> Span:
         """Pixels of the raster that the tiles of chunk `k` need."""
@@ -247,7 +317,7 @@ class AxisTiling:
     @property
     def aligned(self) -> bool:
         """Whether no tile belongs to two chunks, so that each is run once."""
-        return self.chunks == 1 or self.chunk % self.step == 0
+        return self.chunks == 1 or (self.chunk % self.step == 0 and not self.overlap)
 
     @property
     def runs(self) -> int:

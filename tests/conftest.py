@@ -7,9 +7,14 @@ import pytest
 import rasterio
 import torch
 from affine import Affine
+from hypothesis import settings
 from torch import nn
 
 import daskinfer as di
+
+# A deadline is a timed assert: on a busy machine it fails whatever the code does.
+settings.register_profile("daskinfer", deadline=None)
+settings.load_profile("daskinfer")
 
 TRANSFORM = Affine(10, 0, 500_000, 0, -10, 5_600_000)
 

@@ -19,9 +19,7 @@ def whole(net, raw, *, valid=None, stride=1, least=1, scale=1.0, offset=0.0, mea
     if valid is not None:
         x = np.where(valid, x, np.float32(0))
     height, width = x.shape[1:]
-    right, bottom = (
-        max(least, -(-size // stride) * stride) - size for size in (width, height)
-    )
+    right, bottom = (max(least, -(-size // stride) * stride) - size for size in (width, height))
     pad = (0, right, 0, bottom)
     with torch.inference_mode():
         batch = F.pad(torch.from_numpy(np.ascontiguousarray(x))[None], pad, mode="replicate")

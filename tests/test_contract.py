@@ -56,9 +56,7 @@ def test_run_and_predict_equal_the_whole_image(
     model = di.load_model(net, scale=SCALE)
     options = {"tile": sides, "chunk": chunk, "batch_size": batch}
 
-    report = di.run(
-        source, model, output, client=two_workers if two else one_worker, **options
-    )
+    report = di.run(source, model, output, client=two_workers if two else one_worker, **options)
     with rasterio.open(output) as dataset:
         streamed = dataset.read()
     lazy = di.predict(di.open_raster(source), model, **options).compute(scheduler="threads")
@@ -86,17 +84,19 @@ def test_demo_model_equals_the_whole_image(
     with rasterio.open(di.demo.demo_path()) as dataset:
         raw = dataset.read(window=((20, 20 + height), (100, 100 + width)))
     expected = whole(
-        demo_network(), raw, stride=stride, least=2 * stride, scale=model.scale, mean=model.mean, std=model.std
+        demo_network(),
+        raw,
+        stride=stride,
+        least=2 * stride,
+        scale=model.scale,
+        mean=model.mean,
+        std=model.std,
     )
-    source = write_raster(
-        tmp_path / "scene.tif", raw, descriptions=di.demo_scene().band.values
-    )
+    source = write_raster(tmp_path / "scene.tif", raw, descriptions=di.demo_scene().band.values)
     output = tmp_path / f"out{next(NUMBERS)}.tif"
     tile = tuple(2 * halo + stride * n for n in core)
 
-    di.run(
-        source, model, output, tile=tile, chunk=chunk, client=two_workers if two else one_worker
-    )
+    di.run(source, model, output, tile=tile, chunk=chunk, client=two_workers if two else one_worker)
     with rasterio.open(output) as dataset:
         streamed = dataset.read()
     lazy = di.predict(di.open_raster(source), model, tile=tile, chunk=chunk).compute(

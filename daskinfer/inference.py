@@ -1,0 +1,67 @@
+"""`Inference`: what to run on every chunk, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from .forward import OutputFormat
+from .model import Model
+from .tiling import Tiling, Window
+
+__all__ = ["Inference"]
+
+
+@dataclass(frozen=True)
+class Inference:
+    """What to run, chunk by chunk.
+
+    Attributes
+    ----------
+    model : Model
+    tiling : Tiling
+        Chunks and tiles of the raster.
+    form : OutputFormat
+        Bands, dtype and nodata of the result.
+    in_bands : int
+        Bands of every tile.
+    dtype : str
+        Of the raw numbers.
+    raster_scale, raster_offset : tuple of float
+        The raster's own scale and offset, per band.
+    batch_size : int
+        Tiles in one forward pass.
+    channels : int
+        Scores of the model per output pixel.
+    scale : Fraction
+        Output pixels per input pixel.
+    margin : tuple of int
+        Input pixels ``(y, x)`` at the top and left that an unpadded model gives no output for.
+    """
+
+    model: Model
+    tiling: Tiling
+    form: OutputFormat
+    in_bands: int
+    dtype: str
+    raster_scale: tuple[float, ...] = (1.0,)
+    raster_offset: tuple[float, ...] = (0.0,)
+    batch_size: int = 1
+    channels: int = 1
+    scale: Fraction = Fraction(1)
+    margin: tuple[int, int] = (0, 0)
+
+    @property
+    def blended(self) -> bool:
+        """Whether overlapping tiles are averaged."""
+        return bool(self.tiling.y.overlap or self.tiling.x.overlap)
+
+    @property
+    def chunk(self) -> tuple[int, int]:
+        """``(height, width)`` of a chunk in output pixels."""
+        y, x = (int(side * self.scale) for side in self.tiling.chunk)
+        return y, x
+
+    def window(self, index: tuple[int, int]) -> Window:
+        """Output pixels of a chunk."""
+        return self.tiling.chunk_at(index).window.scaled(self.scale)

@@ -1,0 +1,212 @@
+"""Choose halo or overlap, tile, chunk and batch for a source and a model."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Literal
+
+from .forward import OutputFormat
+from .halo import DEFAULT_OVERLAP, choose_halo, receptive_field, smallest_input
+from .inference import Inference
+from .model import Model
+from .probe import ReceptiveField
+from .source import Source
+from .tiling import AxisTiling, Tiling, round_up
+
+__all__ = ["Choice", "Size", "pick_bands", "settle"]
+
+Size = int | tuple[int, int] | Literal["auto"]
+
+_CHUNK = 2048
+_CORE = 512
+# Beyond this, a chunk that divides into whole cores and whole blocks costs more memory than running
+# the tiles on its border twice costs time.
+_LARGEST_CHUNK = 4096
+# Input pixels of one batch: four tiles of 576 px keep a small U-Net under 1 GB on a CPU.
+_BATCH_PIXELS = 4 * 576 * 576
+_LARGEST_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user asked for; "auto" and None leave it to `settle`.
+
+    Attributes
+    ----------
+    chunk, tile, halo : int, tuple of int or "auto"
+        Input pixels, one number or ``(y, x)``.
+    overlap : int, tuple of int or None
+        Input pixels that neighbouring tiles share to be blended.
+    batch_size : int or "auto"
+        Tiles in one forward pass.
+    block : int
+        Chunks are whole blocks of this many output pixels.
+    whole_tiles : bool
+        Chunks are whole tile cores, and so large that a chunk needs nothing of its neighbours but
+        `AxisTiling.reach`, whatever that costs.
+    """
+
+    chunk: Size = "auto"
+    tile: Size = "auto"
+    halo: Size = "auto"
+    overlap: int | tuple[int, int] | None = None
+    batch_size: int | Literal["auto"] = "auto"
+    block: int = 1
+    whole_tiles: bool = False
+
+
+def pick_bands(source: Source, model: Model) -> Source:
+    """The source with the bands that the model takes, checked against what it needs."""
+    source = source.select(model.bands)
+    have, need = len(source.band_names), model.n_bands
+    if need is not None and have != need:
+        raise ValueError(
+            f"the model takes {need} bands, the source has {have} ({', '.join(source.band_names)}"
+            "): name the ones to use with load_model(..., bands=[...])"
+        )
+    return source
+
+
+def settle(source: Source, model: Model, choice: Choice) -> tuple[Inference, ReceptiveField]:
+    """Choose everything that is left open, and check it.
+
+    Raises
+    ------
+    ValueError
+        If the numbers contradict each other or the model.
+
+    Warns
+    -----
+    UserWarning
+        If the result will not be exact: a halo below the radius, or a model without an exact one.
+    """
+    bands = len(source.band_names)
+    field = receptive_field(model, bands=bands)
+    _check_class_names(model, field)
+    scale = Fraction(field.scale).limit_denominator(64)
+    if any((margin * scale).denominator != 1 for margin in field.margin):
+        raise ValueError(
+            f"the model leaves out {field.margin} px and has output scale {scale}: its pixels lie "
+            "off the input's grid"
+        )
+    fixed = model.tile or field.size
+    least = smallest_input(model, field, bands)
+    halo, overlap = _context(field, choice, fixed)
+    axes = [
+        _lattice(size, field.stride[i], halo[i], overlap[i], _pair(choice.tile)[i], least[i], fixed)
+        for i, size in enumerate(source.grid.shape)
+    ]
+    y, x = (
+        replace(axis, chunk=_chunk(_pair(choice.chunk)[i], axis, choice, scale))
+        for i, axis in enumerate(axes)
+    )
+    tiling = Tiling(y, x)
+    inference = Inference(
+        model,
+        tiling,
+        OutputFormat.of(model.output, field.bands),
+        in_bands=bands,
+        dtype=source.dtype,
+        raster_scale=source.scales,
+        raster_offset=source.offsets,
+        batch_size=_batch(choice.batch_size, tiling),
+        channels=field.bands,
+        scale=scale,
+        margin=field.margin,
+    )
+    return inference, field
+
+
+def _context(
+    field: ReceptiveField, choice: Choice, fixed: tuple[int, int] | None
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Halo and overlap ``(y, x)``, of which one is 0."""
+    none = (0, 0)
+    if choice.overlap is not None:
+        if choice.halo != "auto":
+            raise ValueError("pass halo= (exact, cut) or overlap= (blended), not both")
+        y, x = _pair(choice.overlap)
+        return none, (round_up(y, field.stride[0]), round_up(x, field.stride[1]))
+    if field.exact or choice.halo != "auto":
+        halo = choose_halo(field, choice.halo)
+        if not field.exact:
+            _warn(f"no halo is exact for this model ({field.reason}): leave halo= out to blend")
+        return halo, none
+    room = fixed or (2 * DEFAULT_OVERLAP, 2 * DEFAULT_OVERLAP)
+    y, x = (
+        round_up(min(DEFAULT_OVERLAP, side // 2), stride)
+        for side, stride in zip(room, field.stride, strict=True)
+    )
+    _warn(
+        f"no halo is exact for this model ({field.reason}): tiles are blended over "
+        f"{max(y, x)} px instead; measure the seams with seam_error()"
+    )
+    return none, (y, x)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, UserWarning, stacklevel=2)
+
+
+def _lattice(
+    size: int,
+    stride: int,
+    halo: int,
+    overlap: int,
+    tile: Any,
+    least: int,
+    fixed: tuple[int, int] | None,
+) -> AxisTiling:
+    """The tiles of one axis; its chunks come after."""
+    if fixed is not None:
+        side = least
+    elif tile != "auto":
+        side = max(least, round_up(tile, stride))
+    else:
+        # The core grows with the context, so that at most 2.25 pixels are computed for each one.
+        core = _CORE * max(1, math.ceil(2 * (2 * halo + overlap) / _CORE))
+        side = max(least, round_up(core, stride) + 2 * halo + overlap)
+    return AxisTiling(size, side, halo, stride, least=least, overlap=overlap)
+
+
+def _chunk(chunk: Any, axis: AxisTiling, choice: Choice, scale: Fraction) -> int:
+    """Chunk side: whole blocks, and whole cores too where that stays affordable."""
+    wanted = int(_CHUNK / max(scale, Fraction(1))) if chunk == "auto" else chunk
+    if wanted < 1:
+        raise ValueError(f"chunk must be at least 1 px, got {wanted}")
+    # The smallest number of input pixels that are whole blocks of output pixels.
+    block = (Fraction(choice.block) / scale).numerator
+    both = math.lcm(axis.step, block)
+    affordable = _LARGEST_CHUNK if chunk == "auto" else 2 * wanted
+    unit = both if choice.whole_tiles or both <= affordable else block
+    near = unit * max(1, wanted // unit) if chunk == "auto" else round_up(wanted, unit)
+    if axis.tiles == 1:
+        return near
+    # The tiles at the raster's edge, shifted inward, reach this far into their chunk.
+    return max(near, round_up(axis.tile - axis.halo, unit))
+
+
+def _batch(batch_size: Any, tiling: Tiling) -> int:
+    if batch_size == "auto":
+        fitting = _BATCH_PIXELS // math.prod(tiling.tile)
+        return max(1, min(fitting, _LARGEST_BATCH, tiling.runs))
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be 'auto' or at least 1, got {batch_size!r}")
+    return batch_size
+
+
+def _pair(size: Any) -> tuple[Any, Any]:
+    return tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+
+
+def _check_class_names(model: Model, field: ReceptiveField) -> None:
+    if model.output != "classes":
+        return
+    classes = max(field.bands, 2)
+    for name in ("class_names", "class_colors"):
+        values = getattr(model, name)
+        if values is not None and len(values) != classes:
+            raise ValueError(f"{name} has {len(values)} entries, the model has {classes} classes")
