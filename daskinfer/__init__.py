@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .probe import ReceptiveField
     from .report import Report
     from .runner import run
+    from .seam import SeamError, seam_error
     from .source import open_raster
 
 # Resolved on first use: torch and distributed take seconds to import, and a shell completion, a
@@ -52,6 +53,8 @@ _HOMES = {
     "predict": "lazy",
     "receptive_field": "halo",
     "run": "runner",
+    "SeamError": "seam",
+    "seam_error": "seam",
     "write_cog": "lazy",
 }
 
@@ -61,6 +64,7 @@ __all__ = [
     "Plan",
     "ReceptiveField",
     "Report",
+    "SeamError",
     "__version__",
     "cluster",
     "demo_model",
@@ -71,6 +75,7 @@ __all__ = [
     "predict",
     "receptive_field",
     "run",
+    "seam_error",
     "write_cog",
 ]
 

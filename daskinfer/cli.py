@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ._version import __version__
+from .display import sides_text
 
 __all__ = ["main"]
 
@@ -70,6 +71,24 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0 if report.complete else _INCOMPLETE
 
 
+def _halo(arguments: argparse.Namespace) -> int:
+    from .demo import demo_model_path, demo_path
+    from .halo import receptive_field
+    from .model import load_model
+    from .seam import halo_table
+
+    model = load_model(arguments.model or demo_model_path())
+    print(receptive_field(model))
+    print("| halo, px | largest difference | mean difference | classes changed | more computed |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    for row in halo_table(arguments.source or demo_path(), model, tile=arguments.tile):
+        print(
+            f"| {sides_text(row.halo)} | {row.maximum:.1e} | {row.mean:.1e} | {row.changed:.3%} "
+            f"| {row.overhead:.0%} |"
+        )
+    return 0
+
+
 def _info(arguments: argparse.Namespace) -> int:
     from .info import describe_file
 
@@ -94,7 +113,7 @@ _MODEL_OPTIONS = (
 )  # fmt: skip
 _PLAN_OPTIONS = (
     "window", "chunk", "tile", "halo", "overlap", "batch_size", "precision", "on_error",
-    "overwrite", "blocksize", "compress", "level",
+    "overwrite", "blocksize", "compress", "level", "tol", "tta", "statistics",
 )  # fmt: skip
 
 
@@ -119,6 +138,12 @@ def _parser() -> argparse.ArgumentParser:
         "--cluster", default="local", help="local (default), processes, or a scheduler's address"
     )
     run.add_argument("--workers", type=int, metavar="N", help="worker processes")
+
+    halo = commands.add_parser("halo", help="measure the receptive field, and halos on a raster")
+    halo.add_argument("source", nargs="?", help="raster that GDAL opens; the bundled scene if none")
+    halo.add_argument("model", nargs="?", help=".pt2 file or package.module:factory; bundled too")
+    halo.add_argument("--tile", type=_size, default="auto", metavar="PX")
+    halo.set_defaults(command=_halo)
 
     info = commands.add_parser("info", help="tell about an output, or about an unfinished one")
     info.add_argument("path", help="a raster, or OUTPUT.partial")
@@ -147,6 +172,11 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     job.add_argument(
         "--batch-size", type=_size, default="auto", metavar="N", help="tiles per batch"
     )
+    job.add_argument("--tol", type=float, default=1e-3, help="for --halo calibrated")
+    job.add_argument(
+        "--tta", type=_symmetries, metavar="d4|A,B,...", help="average over symmetries"
+    )
+    job.add_argument("--statistics", choices=("global",), help="normalise with the raster's own")
     job.add_argument("--precision", choices=("float32", "bfloat16", "float16"))
     job.add_argument("--on-error", choices=("raise", "nodata"), default="raise")
     job.add_argument("--overwrite", action="store_true", help="replace an existing output")
@@ -169,6 +199,10 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
 
 
+def _symmetries(text: str) -> Any:
+    return text if text == "d4" else _words(text)
+
+
 def _numbers(kind: Callable[[str], Any]) -> Callable[[str], Any]:
     def numbers(text: str) -> tuple[Any, ...]:
         return tuple(kind(word) for word in text.split(","))
@@ -177,8 +211,8 @@ def _numbers(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _size(text: str) -> Any:
-    """``auto``, a number, or a pair."""
-    if text == "auto":
+    """``auto``, ``calibrated``, a number, or a pair."""
+    if text in ("auto", "calibrated"):
         return text
     sides = tuple(int(word) for word in text.split(","))
     return sides[0] if len(sides) == 1 else sides

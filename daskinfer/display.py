@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-__all__ = ["Row", "bytes_text", "count_text", "html_table", "text_table"]
+__all__ = ["Row", "bytes_text", "count_text", "html_table", "sides_text", "text_table"]
 
 Row = tuple[str, str]
 
@@ -33,6 +33,15 @@ def html_table(title: str, rows: Sequence[Row]) -> str:
         f"<table><caption style='text-align:left;font-weight:bold'>{html.escape(title)}</caption>"
         f"<tbody>{cells}</tbody></table>"
     )
+
+
+def sides_text(sides: tuple[int, int]) -> str:
+    """``(y, x)`` as one number where they are equal.
+
+    >>> sides_text((64, 64)), sides_text((64, 32))
+    ('64', '64 x 32')
+    """
+    return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]} x {sides[1]}"
 
 
 def bytes_text(number: float) -> str:

@@ -218,9 +218,14 @@ def to_values(scores: torch.Tensor, model: Model) -> torch.Tensor:
     activation = model.activation
     if model.output == "classes" and activation is None:
         activation = "sigmoid" if scores.shape[1] == 1 else "softmax"
-    if activation is not None:
-        scores = scores.sigmoid() if activation == "sigmoid" else scores.softmax(dim=1)
-    return torch.where(torch.isfinite(scores), scores, torch.nan)
+    # Before the activation, which makes probabilities of infinite scores.
+    finite = torch.isfinite(scores)
+    if activation == "softmax":
+        finite = finite.all(dim=1, keepdim=True)
+        scores = scores.softmax(dim=1)
+    elif activation == "sigmoid":
+        scores = scores.sigmoid()
+    return torch.where(finite, scores, torch.nan)
 
 
 def to_classes(values: torch.Tensor, model: Model) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import dask
@@ -16,10 +17,12 @@ from .grid import grid_of
 from .infer import infer_chunk, using_actor
 from .inference import Inference
 from .model import Model, ModelBytes, load_model
-from .planner import check_output, cog_spec
+from .planner import check_output, cog_spec, replaced
 from .raster import Mask, Pixels
-from .settle import Choice, Size, pick_bands, settle
+from .seam import calibrate
+from .settle import Choice, Halo, Size, pick_bands, settle
 from .source import ArraySource
+from .stats import with_statistics
 from .tiling import Window, round_up
 
 __all__ = ["predict", "write_cog"]
@@ -31,10 +34,13 @@ def predict(
     *,
     chunk: Size = "auto",
     tile: Size = "auto",
-    halo: Size = "auto",
+    halo: Halo = "auto",
+    tol: float = 1e-3,
     overlap: int | tuple[int, int] | None = None,
     batch_size: int | Literal["auto"] = "auto",
     precision: Literal["float32", "bfloat16", "float16"] | None = None,
+    tta: str | Sequence[str] | None = None,
+    statistics: Literal["global"] | None = None,
 ) -> xr.DataArray:
     """Predict lazily over a raster that fits a task graph; see `run` for anything larger.
 
@@ -46,7 +52,7 @@ def predict(
     scene : DataArray
         Dimensions ``(band, y, x)``, from `open_raster` or computed; lazy or in memory.
     model : Model or anything that `load_model` takes
-    chunk, tile, halo, overlap, batch_size, precision
+    chunk, tile, halo, tol, overlap, batch_size, precision, tta, statistics
         As for `plan`; chunks are rounded up to whole tile cores.
 
     Returns
@@ -68,14 +74,14 @@ def predict(
     >>> int(clouds.isel(y=slice(0, 64), x=slice(0, 64)).compute().max()) <= 2
     True
     """
-    recipe = load_model(model)
-    if precision is not None:
-        recipe = recipe.patch(precision=precision)
+    recipe = replaced(load_model(model), precision=precision, tta=tta)
     source = pick_bands(ArraySource(scene), recipe)
     if not isinstance(source, ArraySource):
         raise TypeError(f"expected an ArraySource, got {type(source).__name__}")
-    choice = Choice(chunk, tile, halo, overlap, batch_size, whole_tiles=True)
-    inference, _ = settle(source, recipe, choice)
+    recipe = with_statistics(source, recipe, statistics)
+    asked = Choice(chunk, tile, halo, overlap, batch_size, tol=tol, whole_tiles=True)
+    choice, seam = calibrate(source, recipe, asked)
+    inference, _ = settle(source, recipe, choice, quiet=seam is not None)
     return _as_dataarray(_overlapped(source, inference), source, inference)
 
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from .formats import (
     Network,
     call_factory,
@@ -36,6 +38,10 @@ __all__ = ["Model", "ModelBytes", "load_model"]
 
 OUTPUTS = ("classes", "probabilities", "values")
 ACTIVATIONS = (None, "softmax", "sigmoid")
+SYMMETRIES = (
+    "identity", "rot90", "rot180", "rot270", "hflip", "vflip", "transpose", "antitranspose",
+)  # fmt: skip
+"""The symmetries of the square, all of which ``tta="d4"`` stands for."""
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 Output = Literal["classes", "probabilities", "values"]
@@ -108,6 +114,8 @@ class Model:
         One per class; colours as ``"#rrggbb"``.
     tile : tuple of int or None
         The only ``(height, width)`` that the network accepts, in pixels.
+    tta : tuple of str
+        Symmetries over which scores are averaged (test-time augmentation); see `SYMMETRIES`.
     precision : {"float32", "bfloat16", "float16"}
         Arithmetic of the network (autocast); normalisation and post-processing stay in float32.
     weights : str or None
@@ -130,6 +138,7 @@ class Model:
     class_names: tuple[str, ...] | None = None
     class_colors: tuple[str, ...] | None = None
     tile: tuple[int, int] | None = None
+    tta: tuple[str, ...] = ()
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     weights: str | None = None
     # The user's module: not part of the value (the digest is), never pickled.
@@ -139,6 +148,8 @@ class Model:
         _check_choice("output", self.output, OUTPUTS)
         _check_choice("activation", self.activation, ACTIVATIONS)
         _check_choice("precision", self.precision, PRECISIONS)
+        for name in self.tta:
+            _check_choice("tta", name, SYMMETRIES)
         _check_bands(self)
         _check_classes(self)
 
@@ -187,13 +198,21 @@ class Model:
         RuntimeError
             If an in-memory module was not shipped to this process.
         """
+        network = self._network(device)
+        if not self.tta:
+            return network
+        from .augment import Augmented
+
+        averaged: Network = Augmented(network, self.tta)
+        return averaged
+
+    def _network(self, device: str) -> Network:
         if self.kind == "pt2":
             return exported_network(self.source, device)
-        module = (
-            call_factory(self.source, self.weights)
-            if self.kind == "factory"
-            else copy.deepcopy(_find(self))
-        )
+        if self.kind == "factory":
+            module = call_factory(self.source, self.weights)
+        else:
+            module = copy.deepcopy(_find(self))
         return module.to(device).eval()
 
     def ship(self) -> ModelBytes | None:
@@ -222,7 +241,7 @@ def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -
     **spec
         Fields of `Model`: ``bands``, ``scale``, ``offset``, ``mean``, ``std``, ``fill``,
         ``output``, ``activation``, ``threshold``, ``class_names``, ``class_colors``, ``tile``,
-        ``precision``.
+        ``precision``, and ``tta``: "d4" or a list of `SYMMETRIES`.
         Metadata embedded in a ``.pt2`` (extra file ``daskinfer.json``) are the defaults.
 
     Returns
@@ -309,8 +328,7 @@ def _from_pt2(path: Path, spec: dict[str, Any]) -> Model:
     program, metadata = read_pt2(path)
     in_bands, tile = signature(program, path)
     embedded = {"tile": tile} | json.loads(metadata or "{}")
-    known = {f.name for f in fields(Model)}
-    merged = {name: value for name, value in embedded.items() if name in known} | spec
+    merged = {name: value for name, value in embedded.items() if name in _SPEC} | spec
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return Model(str(path), "pt2", digest, in_bands=in_bands, **_tidy(merged))
 
@@ -327,7 +345,17 @@ def _find(model: Model) -> torch.nn.Module:
 
 _PER_BAND = ("scale", "offset", "mean", "std")
 _TEXTS = ("bands", "class_names", "class_colors")
-_SPEC = (*_PER_BAND, *_TEXTS, "fill", "output", "activation", "threshold", "tile", "precision")
+_SPEC = (
+    *_PER_BAND,
+    *_TEXTS,
+    "fill",
+    "output",
+    "activation",
+    "threshold",
+    "tile",
+    "tta",
+    "precision",
+)
 
 
 def _check_spec(spec: Mapping[str, Any]) -> None:
@@ -344,8 +372,10 @@ def _tidy(spec: Mapping[str, Any]) -> dict[str, Any]:
             tidy[name] = None
         elif name in _PER_BAND:
             tidy[name] = _numbers(name, value)
+        elif name == "tta":
+            tidy[name] = SYMMETRIES if value == "d4" else tuple(value)
         elif name in _TEXTS:
-            tidy[name] = tuple(str(item) for item in value)
+            tidy[name] = _texts(name, value)
         elif name == "tile":
             tidy[name] = (value, value) if isinstance(value, int) else tuple(int(v) for v in value)
         else:
@@ -353,14 +383,23 @@ def _tidy(spec: Mapping[str, Any]) -> dict[str, Any]:
     return tidy
 
 
-def _numbers(name: str, value: float | Sequence[float]) -> Numbers:
-    values = (value,) if isinstance(value, (int, float)) else tuple(value)
+def _numbers(name: str, value: Any) -> Numbers:
     try:
-        return tuple(float(number) for number in values)
+        numbers = np.asarray(value, float)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name} must be a number or one number per band, got {value!r}"
-        ) from error
+        raise ValueError(f"{name} {_ONE_OR_EACH}, got {value!r}") from error
+    if numbers.ndim > 1:
+        raise ValueError(f"{name} {_ONE_OR_EACH}, got an array of shape {numbers.shape}")
+    return tuple(numbers.ravel().tolist())
+
+
+_ONE_OR_EACH = "must be a number or one number per band"
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise ValueError(f"{name} must be a list, got {value!r}: pass {[value]}")
+    return tuple(str(item) for item in value)
 
 
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,11 +26,13 @@ from .grid import Grid
 from .inference import Inference
 from .model import Model, load_model
 from .probe import ReceptiveField
-from .settle import Choice, Size, pick_bands, settle
+from .seam import SeamError, calibrate
+from .settle import Choice, Halo, Size, pick_bands, settle
 from .source import Source, source_of
+from .stats import with_statistics
 from .tiling import Tiling, round_up
 
-__all__ = ["Plan", "check_output", "cog_spec", "plan"]
+__all__ = ["Plan", "check_output", "cog_spec", "plan", "replaced"]
 
 OnError = Literal["raise", "nodata"]
 
@@ -53,6 +56,8 @@ class Plan:
         Measured receptive field of the model.
     cog : CogSpec
         Everything about the output file but its pixels.
+    seam : SeamError or None
+        What was measured for a calibrated halo.
     on_error : {"raise", "nodata"}
         What becomes of a chunk that fails for good.
     overwrite : bool
@@ -65,6 +70,7 @@ class Plan:
     inference: Inference
     field: ReceptiveField
     cog: CogSpec
+    seam: SeamError | None = None
     on_error: OnError = "raise"
     overwrite: bool = False
 
@@ -117,10 +123,13 @@ class Plan:
             ("source", f"{height} x {width} px, bands {', '.join(self.source.band_names)}"),
             ("model", f"{self.model.source}, {self.model.output}, {self.model.precision}"),
             ("receptive field", _field_text(field)),
-            _context_row(self.inference),
-            ("tile", f"{_sides(tiling.tile)} px"),
+            _context_row(self.inference, self.seam),
+            ("tile", f"{display.sides_text(tiling.tile)} px"),
             ("overhead", f"{tiling.overhead:.0%} more pixels computed than the raster has"),
-            ("chunks", f"{display.count_text(tiling.chunks)} of {_sides(tiling.chunk)} px"),
+            (
+                "chunks",
+                f"{display.count_text(tiling.chunks)} of {display.sides_text(tiling.chunk)} px",
+            ),
             (
                 "tiles",
                 f"{display.count_text(tiling.runs)} in batches of {self.inference.batch_size}",
@@ -139,10 +148,13 @@ def plan(
     window: tuple[int, int, int, int] | None = None,
     chunk: Size = "auto",
     tile: Size = "auto",
-    halo: Size = "auto",
+    halo: Halo = "auto",
+    tol: float = 1e-3,
     overlap: int | tuple[int, int] | None = None,
     batch_size: int | Literal["auto"] = "auto",
     precision: Literal["float32", "bfloat16", "float16"] | None = None,
+    tta: str | Sequence[str] | None = None,
+    statistics: Literal["global"] | None = None,
     on_error: OnError = "raise",
     overwrite: bool = False,
     blocksize: int | Literal["auto"] = "auto",
@@ -165,8 +177,12 @@ def plan(
         blocks of the output.
     tile : int, tuple of int or "auto"
         Side in pixels, or ``(y, x)``, of one model input, halo included; rounded up to the stride.
-    halo : int, tuple of int or "auto"
+    halo : int, tuple of int, "auto" or "calibrated"
         Context pixels per side; rounded up to the stride.  "auto" is exact where the model allows.
+        "calibrated" is the smallest whose measured difference to the exact result, on sample
+        windows of this raster, is at most `tol`.
+    tol : float, default 1e-3
+        For a calibrated halo, in units of the model's scores.
     overlap : int or tuple of int, optional
         Blend tiles that share this many pixels, instead of a halo; the default for models for which
         no halo is exact.
@@ -174,6 +190,10 @@ def plan(
         Tiles in one forward pass.
     precision : {"float32", "bfloat16", "float16"}, optional
         Replaces the model's own.
+    tta : "d4" or sequence of str, optional
+        Test-time augmentation; replaces the model's own, see `load_model`.
+    statistics : {None, "global"}
+        "global": normalise with mean and std of this raster, taken once for the run.
     on_error : {"raise", "nodata"}
         What becomes of a chunk that fails three times: stop (the output can be resumed), or leave
         it nodata and go on.
@@ -215,12 +235,13 @@ def plan(
     path = check_output(os.fspath(output), source, overwrite)
     if on_error not in ("raise", "nodata"):
         raise ValueError(f"on_error must be 'raise' or 'nodata', got {on_error!r}")
-    recipe = load_model(model)
-    if precision is not None:
-        recipe = recipe.patch(precision=precision)
+    recipe = replaced(load_model(model), precision=precision, tta=tta)
     raster = pick_bands(source_of(source, window=window), recipe)
+    recipe = with_statistics(raster, recipe, statistics)
     block = _block(blocksize, chunk)
-    inference, field = settle(raster, recipe, Choice(chunk, tile, halo, overlap, batch_size, block))
+    asked = Choice(chunk, tile, halo, overlap, batch_size, block, tol)
+    choice, seam = calibrate(raster, recipe, asked)
+    inference, field = settle(raster, recipe, choice, quiet=seam is not None)
     cog = cog_spec(
         raster.grid.scaled(inference.scale),
         inference.form,
@@ -229,7 +250,12 @@ def plan(
         compress=compress,
         level=level,
     )
-    return Plan(raster, recipe, path, inference, field, cog, on_error, overwrite)
+    return Plan(raster, recipe, path, inference, field, cog, seam, on_error, overwrite)
+
+
+def replaced(model: Model, **spec: Any) -> Model:
+    """The model with those fields of `spec` that are given."""
+    return model.patch(**{name: value for name, value in spec.items() if value is not None})
 
 
 def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> CogSpec:
@@ -303,18 +329,18 @@ def _rgba(color: str) -> tuple[int, int, int, int]:
     return red, green, blue, 255
 
 
-def _sides(pair: tuple[int, int]) -> str:
-    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]} x {pair[1]}"
-
-
-def _context_row(inference: Inference) -> display.Row:
+def _context_row(inference: Inference, seam: SeamError | None) -> display.Row:
+    if seam is not None:
+        size = display.sides_text(seam.halo)
+        return "halo", f"{size} px, calibrated: differs by {seam.maximum:.1g} at most"
     if not inference.blended:
-        return "halo", f"{_sides(inference.tiling.halo)} px"
+        return "halo", f"{display.sides_text(inference.tiling.halo)} px"
     overlap = inference.tiling.y.overlap, inference.tiling.x.overlap
-    return "overlap", f"{_sides(overlap)} px, blended"
+    return "overlap", f"{display.sides_text(overlap)} px, blended"
 
 
 def _field_text(field: ReceptiveField) -> str:
     if not field.exact:
         return f"no halo is exact: {field.reason}"
-    return f"radius {_sides(field.radius)} px, stride {_sides(field.stride)} px, measured"
+    radius, stride = display.sides_text(field.radius), display.sides_text(field.stride)
+    return f"radius {radius} px, stride {stride} px, measured"

@@ -128,6 +128,18 @@ class Raster:
             offsets=tuple(self.offsets[i] for i in picked),
         )
 
+    def crop(self, window: Window) -> Raster:
+        """A window of the raster, as a raster."""
+        row, col = window.origin
+        origin = (self.origin[0] + row, self.origin[1] + col)
+        return replace(self, grid=self.grid.window(window), origin=origin)
+
+    def thinned(self, largest: int) -> Pixels:
+        """Every n-th pixel of the whole raster, from its overviews where it has some."""
+        step = max(1, -(-max(self.grid.shape) // largest))
+        height, width = (-(-side // step) for side in self.grid.shape)
+        return self._read(_whole(self.grid), (height, width))
+
     def read(self, window: Window) -> Pixels:
         """Read a window.
 
@@ -149,19 +161,22 @@ class Raster:
         """
         if window.clip(_whole(self.grid)) != window:
             raise ValueError(f"window {window.bounds()} reaches outside {self.grid.shape}")
+        return self._read(window, window.shape)
+
+    def _read(self, window: Window, shape: tuple[int, int]) -> Pixels:
         row, col = window.origin
         area = rasterio.windows.Window(
             col + self.origin[1], row + self.origin[0], window.shape[1], window.shape[0]
         )
         dataset = _handle(self.path)
-        data = _read(dataset, self.indexes, self.dtype, area)
-        if data.shape != (len(self.indexes), *window.shape):
+        data = _read(dataset, self.indexes, self.dtype, area, shape)
+        if data.shape != (len(self.indexes), *shape):
             raise RasterioIOError(
                 f"{self.path}: window {window.bounds()} came back as {data.shape[1:]}"
             )
         valid = valid_pixels(data, self.nodata) if self.has_mask else None
         if self.mask is not None:
-            own = _mask_of(dataset, self.mask, area) > 0
+            own = _mask_of(dataset, self.mask, area, shape) > 0
             valid = own if valid is None else valid & own
         return Pixels(data, None if valid is None or valid.all() else valid)
 
@@ -196,7 +211,7 @@ def describe(
     if window is None:
         return raster
     area = window_of(window, raster.grid)
-    return replace(raster, grid=raster.grid.window(area), origin=area.origin)
+    return raster.crop(area)
 
 
 def find_bands(wanted: Sequence[str | int], names: tuple[str, ...], where: str) -> list[int]:
@@ -339,21 +354,27 @@ def _read(
     numbers: Sequence[int],
     dtype: str,
     area: rasterio.windows.Window,
+    shape: tuple[int, int],
 ) -> Array:
     if len({dataset.dtypes[n - 1] for n in numbers}) == 1:
-        return np.asarray(dataset.read(list(numbers), window=area), dtype)
+        data = dataset.read(list(numbers), window=area, out_shape=(len(numbers), *shape))
+        return np.asarray(data, dtype)
     # Bands of a VRT, which rasterio refuses to read at once.
-    return np.stack([dataset.read(n, window=area).astype(dtype) for n in numbers])
+    bands = (dataset.read(n, window=area, out_shape=shape) for n in numbers)
+    return np.stack([band.astype(dtype) for band in bands])
 
 
 def _mask_of(
-    dataset: rasterio.DatasetReader, kind: str, area: rasterio.windows.Window
+    dataset: rasterio.DatasetReader,
+    kind: str,
+    area: rasterio.windows.Window,
+    shape: tuple[int, int],
 ) -> npt.NDArray[Any]:
     if kind == "alpha":
         # Not dataset_mask: it takes alpha for a mask only where there are two or four bands.
         alpha = dataset.colorinterp.index(ColorInterp.alpha) + 1
-        return np.asarray(dataset.read(alpha, window=area))
-    return np.asarray(dataset.dataset_mask(window=area))
+        return np.asarray(dataset.read(alpha, window=area, out_shape=shape))
+    return np.asarray(dataset.dataset_mask(window=area, out_shape=shape))
 
 
 def _mask_kind(dataset: rasterio.DatasetReader) -> Literal["dataset", "alpha"] | None:

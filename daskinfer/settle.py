@@ -16,9 +16,10 @@ from .probe import ReceptiveField
 from .source import Source
 from .tiling import AxisTiling, Tiling, round_up
 
-__all__ = ["Choice", "Size", "pick_bands", "settle"]
+__all__ = ["Choice", "Halo", "Size", "auto_tile", "pick_bands", "settle"]
 
 Size = int | tuple[int, int] | Literal["auto"]
+Halo = Size | Literal["calibrated"]
 
 _CHUNK = 2048
 _CORE = 512
@@ -28,6 +29,7 @@ _LARGEST_CHUNK = 4096
 # Input pixels of one batch: four tiles of 576 px keep a small U-Net under 1 GB on a CPU.
 _BATCH_PIXELS = 4 * 576 * 576
 _LARGEST_BATCH = 32
+_LARGEST_TILE = 2048
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Choice:
         Tiles in one forward pass.
     block : int
         Chunks are whole blocks of this many output pixels.
+    tol : float
+        Seam error, in units of the scores, that ``halo="calibrated"`` may leave.
     whole_tiles : bool
         Chunks are whole tile cores, and so large that a chunk needs nothing of its neighbours but
         `AxisTiling.reach`, whatever that costs.
@@ -51,10 +55,11 @@ class Choice:
 
     chunk: Size = "auto"
     tile: Size = "auto"
-    halo: Size = "auto"
+    halo: Halo = "auto"
     overlap: int | tuple[int, int] | None = None
     batch_size: int | Literal["auto"] = "auto"
     block: int = 1
+    tol: float = 1e-3
     whole_tiles: bool = False
 
 
@@ -70,8 +75,20 @@ def pick_bands(source: Source, model: Model) -> Source:
     return source
 
 
-def settle(source: Source, model: Model, choice: Choice) -> tuple[Inference, ReceptiveField]:
+def settle(
+    source: Source, model: Model, choice: Choice, *, quiet: bool = False
+) -> tuple[Inference, ReceptiveField]:
     """Choose everything that is left open, and check it.
+
+    Parameters
+    ----------
+    source : Source
+        With the model's bands.
+    model : Model
+    choice : Choice
+        Its halo is "auto" or a number; see `daskinfer.seam.calibrate`.
+    quiet : bool, default False
+        Leave out the warnings: the caller measures what they are about.
 
     Raises
     ------
@@ -94,7 +111,10 @@ def settle(source: Source, model: Model, choice: Choice) -> tuple[Inference, Rec
         )
     fixed = model.tile or field.size
     least = smallest_input(model, field, bands)
-    halo, overlap = _context(field, choice, fixed)
+    with warnings.catch_warnings():
+        if quiet:
+            warnings.simplefilter("ignore", UserWarning)
+        halo, overlap = _context(field, choice, fixed)
     axes = [
         _lattice(size, field.stride[i], halo[i], overlap[i], _pair(choice.tile)[i], least[i], fixed)
         for i, size in enumerate(source.grid.shape)
@@ -131,6 +151,8 @@ def _context(
         y, x = _pair(choice.overlap)
         return none, (round_up(y, field.stride[0]), round_up(x, field.stride[1]))
     if field.exact or choice.halo != "auto":
+        if choice.halo == "calibrated":
+            raise TypeError("a calibrated halo is measured first, by daskinfer.seam.calibrate")
         halo = choose_halo(field, choice.halo)
         if not field.exact:
             _warn(f"no halo is exact for this model ({field.reason}): leave halo= out to blend")
@@ -166,10 +188,19 @@ def _lattice(
     elif tile != "auto":
         side = max(least, round_up(tile, stride))
     else:
-        # The core grows with the context, so that at most 2.25 pixels are computed for each one.
-        core = _CORE * max(1, math.ceil(2 * (2 * halo + overlap) / _CORE))
-        side = max(least, round_up(core, stride) + 2 * halo + overlap)
+        side = max(least, auto_tile(2 * halo + overlap, stride))
     return AxisTiling(size, side, halo, stride, least=least, overlap=overlap)
+
+
+def auto_tile(shared: int, stride: int) -> int:
+    """Side of a tile that shares so many pixels with its neighbours, both sides together.
+
+    The core grows with the context, so that at most 2.25 pixels are computed for each one, as long
+    as the tile stays at a size that devices hold.
+    """
+    growing = _CORE * max(1, math.ceil(2 * shared / _CORE))
+    core = min(growing, max(_CORE, _LARGEST_TILE - shared))
+    return round_up(core, stride) + shared
 
 
 def _chunk(chunk: Any, axis: AxisTiling, choice: Choice, scale: Fraction) -> int:

@@ -68,8 +68,16 @@ class Source(Protocol):
         """The source with these bands only, in this order."""
         ...
 
+    def crop(self, window: Window) -> Source:
+        """A window of the source, as a source."""
+        ...
+
     def read(self, window: Window) -> Pixels:
         """Pixels of a window inside the raster."""
+        ...
+
+    def thinned(self, largest: int) -> Pixels:
+        """Every n-th pixel of the whole raster, so that no side exceeds `largest`."""
         ...
 
 
@@ -155,6 +163,17 @@ class ArraySource:
             return self
         picked = find_bands(bands, self._names, "the array")
         return ArraySource(self._array.isel({self._array.dims[0]: picked}))
+
+    def crop(self, window: Window) -> ArraySource:
+        """A window of the array, as a source."""
+        rows, cols = window.slices()
+        return ArraySource(self._array.isel(y=rows, x=cols))
+
+    def thinned(self, largest: int) -> Pixels:
+        """Every n-th pixel of the whole array."""
+        step = max(1, -(-max(self._grid.shape) // largest))
+        thin = ArraySource(self._array.isel(y=slice(None, None, step), x=slice(None, None, step)))
+        return thin.read(Window(Span(0, thin.grid.height), Span(0, thin.grid.width)))
 
     def read(self, window: Window) -> Pixels:
         """Compute a window in the calling thread."""

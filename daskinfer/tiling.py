@@ -157,7 +157,8 @@ class AxisTiling:
     chunk : int, default 2048
         Pixels of one chunk.
     least : int, default 1
-        Smallest input that the model accepts: a smaller raster is padded up to it.
+        Smallest input that the model accepts: a smaller raster is padded up to it, a smaller tile
+        is refused.
     overlap : int, default 0
         Pixels that neighbouring tiles share in order to be blended, for models without an exact
         halo; there is no halo then, and a tile's core is all of it.
@@ -165,7 +166,7 @@ class AxisTiling:
     Raises
     ------
     ValueError
-        If a number is out of range, off the stride lattice, or the halo leaves no core.
+        If a number is out of range, off the stride lattice, or halo or overlap fill the tile.
 
     Examples
     --------
@@ -203,12 +204,18 @@ class AxisTiling:
                 )
         if self.tile > self.padded:
             object.__setattr__(self, "tile", self.padded)
-        smallest = 2 * self.halo + self.stride
+        if self.tile < self.least:
+            raise ValueError(
+                f"the model takes at least {self.least} px, got tile {self.tile}: "
+                f"pass tile={round_up(self.least, self.stride)}"
+            )
+        name = "overlap" if self.overlap else "halo"
+        smallest = 2 * self.halo + self.overlap + self.stride
         if self.tile < self.padded and self.tile < smallest:
             roomy = round_up(1 << (smallest - 1).bit_length(), self.stride)
             raise ValueError(
-                f"halo {self.halo} px needs a tile of at least {smallest}, got {self.tile}: "
-                f"pass tile={roomy}"
+                f"{name} {getattr(self, name)} px needs a tile of at least {smallest}, "
+                f"got {self.tile}: pass tile={roomy}"
             )
 
     @property
@@ -251,10 +258,10 @@ class AxisTiling:
         """Weights of the tile with this span at positions (centres are at ``n + 0.5``).
 
         A Hann ramp ``sin^2(pi d / (2 overlap))`` over the pixels shared with a neighbour, `d` px
-        from the tile's end; 1 elsewhere.  At an end that is the raster's there is no neighbour and no
-        ramp.  Pixel centres are never at ``d = 0``, so that no weight is zero; the sum over tiles
-        is 1 where two ramps of neighbours meet, and is divided by where the last tile, shifted
-        inward, overlaps more.
+        from the tile's end; 1 elsewhere.  At an end that is the raster's there is no neighbour and
+        no ramp.  Pixel centres are never at ``d = 0``, so that no weight is zero.  Where the ramps
+        of two neighbours meet they add up to 1; the last tile, shifted inward, overlaps more, so
+        that the sum is divided by.
         """
         weights = np.ones(len(positions))
         for distance, inner in (

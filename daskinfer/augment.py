@@ -1,0 +1,69 @@
+"""Test-time augmentation: average a network over flips and quarter turns of its input.
+
+Imports torch: imported where a network is built, not where one is described.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+__all__ = ["Augmented"]
+
+
+class Augmented(nn.Module):
+    """Mean of a network's scores over symmetries of the square.
+
+    ``mean over g of g^-1(net(g(x)))``: each symmetry is undone on the scores, so that they lie
+    where the input does.  Tiles and the padded raster are whole strides on both axes, and a
+    symmetry takes their stride lattice to itself: an exact halo stays exact.
+
+    Parameters
+    ----------
+    network : callable
+        ``(n, band, y, x)`` to ``(n, channel, y, x)``.
+    names : sequence of str
+        Of ``daskinfer.model.SYMMETRIES``.
+    """
+
+    def __init__(
+        self, network: Callable[[torch.Tensor], torch.Tensor], names: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.names = tuple(names)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores of a batch."""
+        total = undo(self.network(apply(x, self.names[0])), self.names[0])
+        for name in self.names[1:]:
+            total = total + undo(self.network(apply(x, name)), name)
+        return total / len(self.names)
+
+
+def apply(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Apply a symmetry: a flip along x, where it has one, then quarter turns."""
+    turns, flip = _parts(name)
+    return torch.rot90(x.flip(-1) if flip else x, turns, (-2, -1))
+
+
+def undo(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Undo a symmetry."""
+    turns, flip = _parts(name)
+    turned = torch.rot90(x, -turns, (-2, -1))
+    return turned.flip(-1) if flip else turned
+
+
+def _parts(name: str) -> tuple[int, bool]:
+    return {
+        "identity": (0, False),
+        "rot90": (1, False),
+        "rot180": (2, False),
+        "rot270": (3, False),
+        "hflip": (0, True),
+        "transpose": (1, True),
+        "vflip": (2, True),
+        "antitranspose": (3, True),
+    }[name]
