@@ -44,7 +44,9 @@ def main() -> None:
 
 def write_mirrored(output: str, spec: CogSpec, scene: np.ndarray) -> None:
     """Write the scene and its mirror images, side by side, until `spec` is full."""
-    rows, cols = (mirrored(size, side) for size, side in zip(scene.shape[1:], spec.shapes[0]))
+    rows, cols = (
+        mirrored(size, side) for size, side in zip(scene.shape[1:], spec.shapes[0], strict=True)
+    )
     with WorkFile.create(f"{output}.partial", spec, (CHUNK, CHUNK)) as work:
         for row in range(0, spec.height, CHUNK):
             for col in range(0, spec.width, CHUNK):
