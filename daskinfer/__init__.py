@@ -3,14 +3,14 @@
 The main path, in nine lines::
 
     import daskinfer as di
-
     scene = di.open_raster("s2.tif", bands=["B02", "B03", "B04", "B08"])  # lazy, (band, y, x)
     model = di.load_model("unet.pt2", scale=1e-4, class_names=["water", "soil", "plants"])
-    di.receptive_field(model)                       # measured: radius, stride, exact or not
+    field = di.receptive_field(model)               # measured: radius, stride, exact or not
     pred = di.predict(scene, model)                 # lazy: pred.isel(...).compute() previews
     di.write_cog(pred, "preview.tif")               # block-wise
     plan = di.plan("s2.tif", model, "classes.tif")  # dry run: halo, tiles, memory
     report = di.run(plan)                           # streams any size; run again to resume
+    di.seam_error(scene, model)                     # measured difference to the whole-image run
 
 `demo_scene` and `demo_model` give something real to try, `cluster` starts Dask.
 """

@@ -276,27 +276,34 @@ class InferenceActor:
     def _run(self, buffer: _Buffer) -> None:
         size = len(buffer.futures)
         start = time.perf_counter()
-        outputs: Array | BaseException
-        try:
-            outputs = self._function(
-                buffer.data[:size], buffer.valid[:size] if buffer.masked else None
-            )
-            if len(outputs) != size:
-                raise ValueError(f"the model returned {len(outputs)} results for {size} tiles")
-            if np.may_share_memory(outputs, buffer.data):
-                # The buffer is filled again while callers still hold their results.
-                outputs = np.array(outputs)
-        except BaseException as error:
-            outputs = error
-        # Before the answers: whoever has a result finds it counted.
+        outcomes = self._outcomes(buffer.data[:size], buffer.valid[:size], buffer.masked)
         self._count(start, time.perf_counter(), size, len(buffer.data))
-        if isinstance(outputs, BaseException):
-            # Whatever it is, exactly the callers of this batch get it; the actor lives on.
-            for future in buffer.futures:
-                future.set_exception(outputs)
-        else:
-            for future, output in zip(buffer.futures, outputs, strict=True):
-                future.set_result(output)
+        for future, outcome in zip(buffer.futures, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    def _outcomes(
+        self, data: Array, valid: npt.NDArray[np.bool_], masked: bool
+    ) -> list[Array | BaseException]:
+        """Result or error of each tile.
+
+        A batch that fails is run again in halves: the error reaches the tile that caused it and no
+        neighbour, and a batch too large for the device's memory gets through in parts.
+        """
+        try:
+            outputs = self._function(data, valid if masked else None)
+            if len(outputs) != len(data):
+                raise ValueError(f"the model returned {len(outputs)} results for {len(data)} tiles")
+        except BaseException as error:
+            # Whatever it is, the caller gets it; the actor lives on.
+            if len(data) == 1:
+                return [error]
+            half = len(data) // 2
+            first = self._outcomes(data[:half], valid[:half], masked)
+            return first + self._outcomes(data[half:], valid[half:], masked)
+        return list(outputs)
 
     def _count(self, start: float, stop: float, tiles: int, slots: int) -> None:
         self._began = self._began or start

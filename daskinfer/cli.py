@@ -104,6 +104,7 @@ def _made_plan(arguments: argparse.Namespace) -> Any:
     given = {name: value for name, value in spec.items() if value is not None}
     model = load_model(arguments.model, weights=arguments.weights, **given)
     options = {name: getattr(arguments, name) for name in _PLAN_OPTIONS}
+    print("measuring the receptive field ...", file=sys.stderr, flush=True)
     return plan(arguments.source, model, arguments.destination, **options)
 
 

@@ -56,13 +56,27 @@ def exported_network(path: str, device: str) -> Network:
     if device != "cpu":
         program = move_to_device_pass(program, device)
     network: Network = program.module()
-    return network
+    batch = _input_shape(program, path)[0]
+    if batch is None:
+        return network
+    from .wrappers import FixedBatch
+
+    fixed: Network = FixedBatch(network, batch)
+    return fixed
 
 
 def signature(
-    program: torch.export.ExportedProgram, path: Path
+    program: torch.export.ExportedProgram, path: str | Path
 ) -> tuple[int | None, tuple[int, int] | None]:
     """Input bands, and the tile where height and width are fixed, from the exported graph."""
+    _, bands, height, width = _input_shape(program, path)
+    return bands, None if height is None or width is None else (height, width)
+
+
+def _input_shape(
+    program: torch.export.ExportedProgram, path: str | Path
+) -> tuple[int | None, int | None, int | None, int | None]:
+    """Shape of the only input, None for sizes that are free."""
     names = program.graph_signature.user_inputs
     shapes = [
         node.meta["val"].shape
@@ -75,8 +89,8 @@ def signature(
             f"model {str(path)!r} takes {found or 'no tensor'}; daskinfer runs models of one input "
             "(n, band, y, x)"
         )
-    _, bands, height, width = (size if isinstance(size, int) else None for size in shapes[0])
-    return bands, None if height is None or width is None else (height, width)
+    n, bands, height, width = (size if isinstance(size, int) else None for size in shapes[0])
+    return n, bands, height, width
 
 
 def resolve(name: str) -> Callable[[], Any]:

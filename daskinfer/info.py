@@ -68,7 +68,7 @@ def _raster_rows(dataset: rasterio.DatasetReader) -> list[display.Row]:
 
 def _progress_rows(path: Path) -> list[display.Row]:
     with path.open("rb") as file:
-        main = tiff.parse(lambda at, size: _read_at(file, at, size), first_only=True)[0]
+        main = tiff.parse(lambda size, at: _read_at(file, at, size), first_only=True)[0]
     counts = main[tiff.TILE_BYTE_COUNTS].ints()
     done = int((counts > 0).sum())
     rows = [("done", f"{done} of {counts.size} blocks ({done / counts.size:.0%})")]

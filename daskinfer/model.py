@@ -201,7 +201,7 @@ class Model:
         network = self._network(device)
         if not self.tta:
             return network
-        from .augment import Augmented
+        from .wrappers import Augmented
 
         averaged: Network = Augmented(network, self.tta)
         return averaged

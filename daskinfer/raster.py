@@ -86,7 +86,7 @@ class Raster:
     mask : {None, "dataset", "alpha"}
         Where the file keeps a mask besides nodata.
     identity : str
-        Path, size and modification time.
+        Path, size, modification time and window.
     """
 
     path: str
@@ -132,7 +132,9 @@ class Raster:
         """A window of the raster, as a raster."""
         row, col = window.origin
         origin = (self.origin[0] + row, self.origin[1] + col)
-        return replace(self, grid=self.grid.window(window), origin=origin)
+        # Without georeferencing, windows of one size have equal grids.
+        identity = f"{self.identity}|{window.bounds()}"
+        return replace(self, grid=self.grid.window(window), origin=origin, identity=identity)
 
     def thinned(self, largest: int) -> Pixels:
         """Every n-th pixel of the whole raster, from its overviews where it has some."""

@@ -7,12 +7,13 @@ state lives in this importable module: Dask would pickle it into every task othe
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import rasterio
 from distributed import WorkerPlugin, get_worker
@@ -42,39 +43,53 @@ class ChunkResult:
     metrics: ActorMetrics
 
 
-@dataclass
 class _Station:
     """State of one run in this process; shared by the workers of the process."""
 
-    plan: Plan
-    shipped: ModelBytes | None
-    threads: int
-    workers: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    opened: tuple[InferenceActor, WorkFile] | None = None
+    def __init__(self, plan: Plan, shipped: ModelBytes | None, threads: int) -> None:
+        self.plan = plan
+        self.workers = 0
+        self._shipped = shipped
+        self._threads = threads
+        self._changed = threading.Condition()
+        self._users = 0
+        self._closed = False
+        self._resources = contextlib.ExitStack()
+        self._opened: tuple[InferenceActor, WorkFile] | None = None
 
-    def open(self) -> tuple[InferenceActor, WorkFile]:
-        """The actor and the work file; made by the first chunk task of the process."""
-        with self.lock:
-            if self.opened is None:
-                _share_cores(self.threads)
-                if self.shipped is not None:
-                    self.shipped.receive()
-                actor = self.resources.enter_context(using_actor(self.plan.inference))
-                work = self.resources.enter_context(
-                    WorkFile.open(work_path(self.plan), self.plan.cog, self.plan.inference.chunk)
-                )
-                self.opened = actor, work
-            return self.opened
+    @contextlib.contextmanager
+    def using(self) -> Iterator[tuple[InferenceActor, WorkFile]]:
+        """The actor and the work file, made by the first chunk; neither closes meanwhile."""
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the run is over")
+            if self._opened is None:
+                self._opened = self._open()
+            self._users += 1
+        try:
+            yield self._opened
+        finally:
+            with self._changed:
+                self._users -= 1
+                self._changed.notify_all()
 
     def close(self) -> None:
-        with self.lock:
-            self.resources.close()
-            self.opened = None
+        """Wait for the chunks at work, then close and forget everything."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._users)
+            self._resources.close()
         release_actor(self.plan.inference)
-        if self.shipped is not None:
-            self.shipped.release()
+        if self._shipped is not None:
+            self._shipped.release()
+
+    def _open(self) -> tuple[InferenceActor, WorkFile]:
+        _share_cores(self._threads)
+        if self._shipped is not None:
+            self._shipped.receive()
+        actor = self._resources.enter_context(using_actor(self.plan.inference))
+        work = WorkFile.open(work_path(self.plan), self.plan.cog, self.plan.inference.chunk)
+        return actor, self._resources.enter_context(work)
 
 
 _stations: dict[str, _Station] = {}
@@ -111,7 +126,7 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
             station = _stations.setdefault(self.name, _Station(self._plan, self._shipped, threads))
             station.workers += 1
 
-    def teardown(self, worker: object) -> None:
+    async def teardown(self, worker: object) -> None:
         """Called on the event loop when the run is over or the worker closes."""
         with _stations_lock:
             station = _stations.get(self.name)
@@ -121,8 +136,8 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
             if station.workers:
                 return
             del _stations[self.name]
-        # Waits for the batch on the device: not on the event loop.
-        threading.Thread(target=station.close, name="daskinfer-close", daemon=True).start()
+        # Waits for chunks at work: not on the event loop, which they need to report.
+        await asyncio.to_thread(station.close)
 
 
 def work_path(plan: Plan) -> str:
@@ -138,13 +153,13 @@ def run_chunk(run: str, number: int) -> ChunkResult:
     """
     start = time.perf_counter()
     station = _stations[run]
-    actor, work = station.open()
     plan = station.plan
     index = plan.tiling.index_of(number)
-    with _gdal():
+    with station.using() as (actor, work), rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_MB):
         stitched = infer_chunk(plan.inference, index, plan.source.read, actor)
         row, col = plan.inference.window(index).origin
         work.append(encode_chunk(plan.cog, stitched.data, row, col, work.levels))
+        metrics = actor.metrics
     address = str(get_worker().address)
     return ChunkResult(
         chunk=number,
@@ -153,14 +168,8 @@ def run_chunk(run: str, number: int) -> ChunkResult:
         seconds=time.perf_counter() - start,
         worker=address,
         process=(address.rpartition(":")[0], os.getpid()),
-        metrics=actor.metrics,
+        metrics=metrics,
     )
-
-
-@contextlib.contextmanager
-def _gdal() -> Iterator[None]:
-    with rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_MB):
-        yield
 
 
 def _share_cores(threads: int) -> None:

@@ -15,6 +15,7 @@ from math import ceil, floor
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -159,6 +160,32 @@ def build(
         torch.manual_seed(seed)
         ends = nn.Conv2d(bands, width, 1), nn.Conv2d(width, outputs, 1)
         return nn.Sequential(ends[0], *body(layers, width), ends[1]).eval()
+
+
+_CONVS = st.builds(Conv, st.integers(1, 5), st.integers(1, 3))
+_STACKS = st.lists(_CONVS, min_size=0, max_size=2).map(tuple)
+_MODES = st.sampled_from(["nearest", "bilinear"])
+
+
+def _level(inner):
+    return st.builds(
+        Level,
+        st.sampled_from([2, 4]),
+        inner,
+        _MODES,
+        st.booleans(),
+        st.sampled_from(["max", "avg"]),
+    )
+
+
+@st.composite
+def family(draw):
+    """Depth 1 to 4: convolutions, and up to two U-Net levels, with convolutions inside."""
+    deep = _level(_STACKS).map(lambda one: (one,))
+    inner = draw(st.one_of(_STACKS, deep, st.tuples(_CONVS, _level(_STACKS))))
+    levels = draw(st.lists(_level(st.just(inner)), max_size=1))
+    before, after = draw(_CONVS), draw(st.lists(_CONVS, max_size=1))
+    return (before, *levels, *after)
 
 
 # --- the oracle ----------------------------------------------------------------------------------

@@ -87,7 +87,6 @@ def test_demo_model_equals_the_whole_image(
         demo_network(),
         raw,
         stride=stride,
-        least=2 * stride,
         scale=model.scale,
         mean=model.mean,
         std=model.std,

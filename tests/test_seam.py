@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import rasterio
 import torch
-from conftest import N3, P4, Pixel, noise, seeded, write_raster
-from oracle import whole
 from torch import nn
 
 import daskinfer as di
-from daskinfer.augment import apply, undo
+from conftest import N3, P4, Pixel, noise, seeded, write_raster
 from daskinfer.demo import demo_path
 from daskinfer.model import SYMMETRIES
 from daskinfer.seam import halo_table
+from daskinfer.wrappers import apply, undo
+from oracle import whole
 
 
 class SqueezeExcite(nn.Module):
@@ -70,9 +70,7 @@ class Fading(nn.Sequential):
     """Radius 24, of which the outer 16 px hardly count."""
 
     def __init__(self) -> None:
-        super().__init__(
-            nn.Conv2d(6, 4, 17, padding=8), nn.ReLU(), nn.Conv2d(4, 2, 33, padding=16)
-        )
+        super().__init__(nn.Conv2d(6, 4, 17, padding=8), nn.ReLU(), nn.Conv2d(4, 2, 33, padding=16))
         with torch.no_grad():
             outer = torch.ones(33, 33, dtype=torch.bool)
             outer[8:-8, 8:-8] = False

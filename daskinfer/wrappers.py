@@ -1,4 +1,4 @@
-"""Test-time augmentation: average a network over flips and quarter turns of its input.
+"""Networks around networks: test-time augmentation, and a batch size that is fixed.
 
 Imports torch: imported where a network is built, not where one is described.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-__all__ = ["Augmented"]
+__all__ = ["Augmented", "FixedBatch"]
 
 
 class Augmented(nn.Module):
@@ -41,6 +41,30 @@ class Augmented(nn.Module):
         for name in self.names[1:]:
             total = total + undo(self.network(apply(x, name)), name)
         return total / len(self.names)
+
+
+class FixedBatch(nn.Module):
+    """A network that takes one batch size only, as one that takes any.
+
+    Parameters
+    ----------
+    network : callable
+        ``(size, band, y, x)`` to ``(size, channel, y, x)``.
+    size : int
+        Its batch size.
+    """
+
+    def __init__(self, network: Callable[[torch.Tensor], torch.Tensor], size: int) -> None:
+        super().__init__()
+        self.network = network
+        self.size = size
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores of a batch: in full batches, the last one filled up with its last tile."""
+        missing = -len(x) % self.size
+        filled = torch.cat([x, x[-1:].expand(missing, -1, -1, -1)]) if missing else x
+        parts = [self.network(part) for part in torch.split(filled, self.size)]
+        return torch.cat(parts)[: len(x)]
 
 
 def apply(x: torch.Tensor, name: str) -> torch.Tensor:
