@@ -296,6 +296,9 @@ class InferenceActor:
             outputs = self._function(data, valid if masked else None)
             if len(outputs) != len(data):
                 raise ValueError(f"the model returned {len(outputs)} results for {len(data)} tiles")
+            if np.may_share_memory(outputs, data):
+                # The buffer is filled again while callers still hold their results.
+                outputs = np.array(outputs)
         except BaseException as error:
             # Whatever it is, the caller gets it; the actor lives on.
             if len(data) == 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import rasterio
@@ -11,6 +13,7 @@ from hypothesis import settings
 from torch import nn
 
 import daskinfer as di
+from models import FACTORY
 
 # A deadline is a timed assert: on a busy machine it fails whatever the code does.
 settings.register_profile("daskinfer", deadline=None)
@@ -82,6 +85,21 @@ def noise(*shape, dtype="uint16", seed: int = 0):
 def ramp(height: int, width: int):
     """One band in which every pixel has its own number."""
     return np.arange(height * width, dtype=np.float32).reshape(1, height, width)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Small nets are an order of magnitude slower on threads that wait for each other's cores."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def factory(tmp_path, monkeypatch):
+    """A module of the user's that is not installed, with factories of nets in it."""
+    (tmp_path / "nets_of_users.py").write_text(FACTORY.format(seed=0))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "nets_of_users:make"
+    sys.modules.pop("nets_of_users", None)
 
 
 @pytest.fixture(scope="session")

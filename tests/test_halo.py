@@ -11,6 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+
+from daskinfer.halo import DEFAULT_OVERLAP, choose_halo
+from daskinfer.probe import ReceptiveField, measure_field
+from daskinfer.tiling import round_up
 from nets import (
     Attention,
     CleansNan,
@@ -37,11 +42,6 @@ from nets import (
     family,
     total_stride,
 )
-from torch import nn
-
-from daskinfer.halo import DEFAULT_OVERLAP, choose_halo
-from daskinfer.probe import ReceptiveField, measure_field
-from daskinfer.tiling import round_up
 
 
 @pytest.fixture(autouse=True)

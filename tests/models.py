@@ -1,0 +1,68 @@
+"""Sources of models: modules, factories and exported files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import numpy as np
+import torch
+
+# A file of Python; `seed` is to be put in.
+FACTORY = """\
+import torch
+from torch import nn
+
+def make():
+    with torch.random.fork_rng():
+        torch.manual_seed({seed})
+        return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
+
+def make_number():
+    return 7
+
+def make_nothing():
+    raise RuntimeError("no such checkpoint")
+"""
+
+
+def batch(bands=2, side=12):
+    return torch.from_numpy(
+        np.random.default_rng(0).normal(size=(2, bands, side, side)).astype(np.float32)
+    )
+
+
+def run(model, x=None):
+    with torch.inference_mode():
+        return model.network()(batch() if x is None else x)
+
+
+def export(path, net, *, bands=2, metadata=None, sides=("dynamic", "dynamic")):
+    """Write a ``.pt2``; sides are "dynamic" or a number."""
+    dims = {
+        axis: torch.export.Dim(f"side{axis}", min=2, max=4096)
+        for axis, side in zip((2, 3), sides, strict=True)
+        if side == "dynamic"
+    }
+    example = torch.zeros(2, bands, *(16 if side == "dynamic" else side for side in sides))
+    shapes = ({0: torch.export.Dim("n", min=1, max=64)} | dims,)
+    extra = {} if metadata is None else {"daskinfer.json": metadata}
+    with warnings.catch_warnings():
+        # torch warns of its own exporter.
+        warnings.simplefilter("ignore")
+        program = torch.export.export(net, (example,), dynamic_shapes=shapes)
+        torch.export.save(program, path, extra_files=extra)
+    return str(path)
+
+
+def in_new_process(code, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
+        capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

@@ -1,0 +1,56 @@
+"""Every notebook runs from top to bottom."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client import AsyncKernelManager
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+LARGEST = 300_000  # bytes, outputs included
+
+# Jupyter looks for its folders in a way that it announces to change.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+class ThisInterpreter(KernelSpecManager):
+    """Kernels of the Python that runs the tests, whatever is installed under the name."""
+
+    def get_kernel_spec(self, kernel_name):
+        launch = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        return KernelSpec(argv=launch, display_name=kernel_name, language="python")
+
+
+def executed(path, folder):
+    """The notebook after all its cells ran in `folder`; raises at the first that fails."""
+    notebook = nbformat.read(path, as_version=4)
+    kernel = AsyncKernelManager(kernel_spec_manager=ThisInterpreter())
+    resources = {"metadata": {"path": str(folder)}}
+    return NotebookClient(notebook, km=kernel, timeout=600, resources=resources).execute()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_leaves_nothing_behind(path, tmp_path):
+    cells = [cell for cell in executed(path, tmp_path).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    kinds = [output.output_type for cell in cells for output in cell.outputs]
+    assert "error" not in kinds
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_executed_and_small(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in cells)
+    assert path.stat().st_size < LARGEST
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
