@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import inspect
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +15,6 @@ __all__ = [
     "call_factory",
     "exported_network",
     "first_in_channels",
-    "module_digest",
     "read_pt2",
     "resolve",
     "signature",
@@ -143,52 +136,3 @@ def first_in_channels(module: torch.nn.Module) -> int | None:
         if isinstance(channels, int) and hasattr(child, "kernel_size"):
             return channels
     return None
-
-
-def module_digest(module: torch.nn.Module) -> str:
-    """Hash of weights, buffers, attributes and code; the same in every process."""
-    from torch import nn
-
-    internal = vars(nn.Module()).keys()
-    digest = hashlib.sha256()
-    for name, child in module.named_modules():
-        own = {key: value for key, value in vars(child).items() if key not in internal}
-        digest.update(f"{name}|{_stable(type(child).__mro__)}|{_stable(own)}".encode())
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        digest.update(f"{name}|{_stable(tensor)}".encode())
-    return digest.hexdigest()
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
-
-def _stable(value: Any) -> str:
-    """A text that is equal in every process for equal values: no addresses, no order of hashes."""
-    import torch
-
-    if isinstance(value, dict):
-        return str(sorted((_stable(key), _stable(item)) for key, item in value.items()))
-    if isinstance(value, (set, frozenset)):
-        return str(sorted(_stable(item) for item in value))
-    if isinstance(value, (list, tuple)):
-        return str([_stable(item) for item in value])
-    if isinstance(value, torch.Tensor):
-        numbers = value.detach().cpu().contiguous()
-        content = hashlib.sha256(numbers.flatten().view(torch.uint8).numpy().tobytes())
-        return f"{numbers.dtype}|{tuple(numbers.shape)}|{content.hexdigest()}"
-    if isinstance(value, np.ndarray):
-        content = hashlib.sha256(value.tobytes())
-        return f"{value.dtype}|{value.shape}|{content.hexdigest()}"
-    if isinstance(value, (type, FunctionType)):
-        return f"{value.__module__}.{value.__qualname__}|{_source_code(value)}"
-    return _ADDRESS.sub("", repr(value))
-
-
-def _source_code(kind: type | FunctionType) -> str:
-    if kind.__module__.startswith("torch."):
-        return ""
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):
-        # Typed at a prompt: its name has to do.
-        return ""

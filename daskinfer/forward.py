@@ -7,7 +7,7 @@ back instead of one float per class.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -49,7 +49,8 @@ class OutputFormat:
 
     bands: int
     dtype: str
-    nodata: float
+    # Not compared: NaN is not equal to itself, and bands and dtype decide on it.
+    nodata: float = field(compare=False)
 
     @classmethod
     def of(cls, output: str, channels: int) -> OutputFormat:
@@ -210,14 +211,14 @@ class Forward:
 def to_values(scores: torch.Tensor, model: Model) -> torch.Tensor:
     """Scores ``(n, channel, y, x)`` after the activation, NaN where they are not finite.
 
-    Classes without an activation of their own get the one by which scores of neighbouring tiles can
-    be averaged: softmax, or sigmoid for one channel.
+    Classes of several channels without an activation of their own get the one by which scores of
+    neighbouring tiles can be averaged, softmax.
     """
     import torch
 
     activation = model.activation
-    if model.output == "classes" and activation is None:
-        activation = "sigmoid" if scores.shape[1] == 1 else "softmax"
+    if model.output == "classes" and activation is None and scores.shape[1] > 1:
+        activation = "softmax"
     # Before the activation, which makes probabilities of infinite scores.
     finite = torch.isfinite(scores)
     if activation == "softmax":
@@ -235,7 +236,10 @@ def to_classes(values: torch.Tensor, model: Model) -> torch.Tensor:
     channels = values.shape[1]
     form = OutputFormat.of("classes", channels)
     finite = torch.isfinite(values).all(dim=1, keepdim=True)
-    classes = values >= model.threshold if channels == 1 else values.argmax(dim=1, keepdim=True)
+    if channels == 1:
+        classes = values >= (0.5 if model.threshold is None else model.threshold)
+    else:
+        classes = values.argmax(dim=1, keepdim=True)
     # torch has no uint16 arithmetic to speak of: select in int32, narrow last.
     marked = torch.where(finite, classes.to(torch.int32), int(form.nodata))
     return marked.to(getattr(torch, form.dtype))

@@ -177,6 +177,11 @@ def grid_of(array: xr.DataArray) -> Grid:
     rpcs = tuple(sorted(reference.get("rpcs", {}).items()))
     crs = _wkt(array.rio.crs)
     # Without a transform, the coordinates of such arrays count pixels.
+    if not reference.get("GeoTransform") and crs and 1 in (height, width) and "x" in array.coords:
+        raise ValueError(
+            f"an array of {height} x {width} px does not tell the size of its pixels: say it with "
+            "array.rio.write_transform(...)"
+        )
     declared = _declared(reference) or (Affine.identity() if gcps or rpcs else None)
     transform = _moved(array, declared)
     if (gcps or rpcs) and transform != declared:

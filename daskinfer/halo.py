@@ -12,14 +12,15 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from .model import Model, load_model
 from .probe import ReceptiveField, measure_field
 from .tiling import round_up
 
-__all__ = ["DEFAULT_OVERLAP", "choose_halo", "receptive_field", "smallest_input"]
+__all__ = ["DEFAULT_OVERLAP", "accepts_bands", "choose_halo", "receptive_field", "smallest_input"]
+
+T = TypeVar("T")
 
 DEFAULT_OVERLAP = 128
 """Context in px per side for nets without an exact halo: tiles are blended over it instead."""
@@ -62,7 +63,8 @@ def receptive_field(model: Any, *, bands: int | None = None) -> ReceptiveField:
     if callable(model) and not isinstance(model, torch.nn.Module):
         return measure_field(model, _known(bands))
     recipe = load_model(model)
-    return _of_recipe(recipe, _known(bands or recipe.n_bands))
+    known = _known(bands or recipe.n_bands or recipe.likely_bands)
+    return _remembered("field", recipe, known, lambda: measure_field(recipe.network("cpu"), known))
 
 
 def smallest_input(model: Model, field: ReceptiveField, bands: int) -> tuple[int, int]:
@@ -79,19 +81,40 @@ def smallest_input(model: Model, field: ReceptiveField, bands: int) -> tuple[int
     fixed = model.tile or field.size
     if fixed is not None:
         return fixed
-    return _smallest(model, field.stride, bands)
+    return _remembered("smallest", model, bands, lambda: _smallest(model, field.stride, bands))
+
+
+# Measurements of this process.  By content, so that they hold no module alive and serve a model
+# whose class names were changed.
+_measured: dict[tuple[Any, ...], Any] = {}
+
+
+def _remembered(what: str, model: Model, bands: int, measure: Callable[[], T]) -> T:
+    key = (what, model.digest, model.tta, bands)
+    if key not in _measured:
+        _measured[key] = measure()
+    result: T = _measured[key]
+    return result
 
 
 _STRIDES_TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
-@lru_cache(maxsize=64)
 def _smallest(model: Model, stride: tuple[int, int], bands: int) -> tuple[int, int]:
     network = model.network("cpu")
     large = tuple(_STRIDES_TRIED[-1] * side for side in stride)
     y = _first_accepted(network, bands, [(n * stride[0], large[1]) for n in _STRIDES_TRIED])
     x = _first_accepted(network, bands, [(large[0], n * stride[1]) for n in _STRIDES_TRIED])
     return y[0], x[1]
+
+
+def accepts_bands(model: Model, bands: int) -> bool:
+    """Whether a network runs on so many bands, on one of a few usual sizes."""
+    try:
+        _first_accepted(model.network("cpu"), bands, [(side, side) for side in (64, 224, 256, 512)])
+    except ValueError:
+        return False
+    return True
 
 
 def _first_accepted(
@@ -112,12 +135,6 @@ def _first_accepted(
     raise ValueError(
         f"the model accepts no input of {bands} bands up to {shapes[-1]} px: {refusal}"
     ) from refusal
-
-
-@lru_cache(maxsize=64)
-def _of_recipe(model: Model, bands: int) -> ReceptiveField:
-    network: Callable[[Any], Any] = model.network("cpu")
-    return measure_field(network, bands)
 
 
 def _known(bands: int | None) -> int:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import json
+import math
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -18,14 +20,15 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import cloudpickle
 import numpy as np
 
+from .digest import module_digest
 from .formats import (
     Network,
     call_factory,
     exported_network,
     first_in_channels,
-    module_digest,
     read_pt2,
     resolve,
     signature,
@@ -61,14 +64,20 @@ class ModelBytes:
 
     digest: str
     payload: bytes
+    script: bool = False
 
     def receive(self) -> None:
         """Make the module available to models with this digest in this process."""
-        import cloudpickle
-
         with _lock:
             if self.digest not in _local and self.digest not in _shipped:
-                _shipped[self.digest] = cloudpickle.loads(self.payload)
+                _shipped[self.digest] = self._module()
+
+    def _module(self) -> torch.nn.Module:
+        if not self.script:
+            return cloudpickle.loads(self.payload)  # type: ignore[no-any-return]
+        import torch
+
+        return torch.jit.load(io.BytesIO(self.payload))  # type: ignore[no-any-return,no-untyped-call]
 
     def release(self) -> None:
         """Forget the module."""
@@ -93,7 +102,9 @@ class Model:
     digest : str
         Hash of the network's content; two models with equal digests compute the same.
     in_bands : int or None
-        Bands the network takes, where that is known without running it.
+        Bands the network takes, where its file says so.
+    likely_bands : int or None
+        Bands of the first convolution that a module holds, which need not be the first it runs.
     bands : tuple of str or None
         Names of the raster's bands in the order in which the network takes them.
     scale, offset : tuple of float or None
@@ -108,8 +119,9 @@ class Model:
         ``"probabilities"``: scores after `activation`.  ``"values"``: scores as they are.
     activation : {None, "softmax", "sigmoid"}
         Applied to the scores.
-    threshold : float
-        For classes from one channel.
+    threshold : float or None
+        For classes from one channel, after `activation`: without one on the score as it is.  None
+        means 0.5 after a sigmoid.
     class_names, class_colors : tuple of str or None
         One per class; colours as ``"#rrggbb"``.
     tile : tuple of int or None
@@ -134,13 +146,14 @@ class Model:
     fill: float | None = None
     output: Output = "classes"
     activation: Literal["softmax", "sigmoid"] | None = None
-    threshold: float = 0.5
+    threshold: float | None = None
     class_names: tuple[str, ...] | None = None
     class_colors: tuple[str, ...] | None = None
     tile: tuple[int, int] | None = None
     tta: tuple[str, ...] = ()
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     weights: str | None = None
+    likely_bands: int | None = field(default=None, compare=False)
     # The user's module: not part of the value (the digest is), never pickled.
     module: Any = field(default=None, compare=False, repr=False)
 
@@ -213,15 +226,17 @@ class Model:
             module = call_factory(self.source, self.weights)
         else:
             module = copy.deepcopy(_find(self))
-        return module.to(device).eval()
+        # Networks saved in half or double precision run in float32, as `precision` says.
+        return module.to(device).float().eval()
 
     def ship(self) -> ModelBytes | None:
         """Bytes of an in-memory module for other processes; None for models they can load."""
         if self.kind != "module":
             return None
-        import cloudpickle
-
-        return ModelBytes(self.digest, cloudpickle.dumps(_find(self)))
+        module = _find(self)
+        if _is_script(module):
+            return ModelBytes(self.digest, bytes(module.save_to_buffer()), script=True)
+        return ModelBytes(self.digest, cloudpickle.dumps(module))
 
 
 def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -> Model:
@@ -263,12 +278,12 @@ def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -
     >>> net = torch.nn.Conv2d(4, 3, kernel_size=3, padding=1)
     >>> model = load_model(net, bands=["B02", "B03", "B04", "B08"], scale=1e-4,
     ...                    class_names=["water", "soil", "plants"])
-    >>> model.in_bands, model.output
+    >>> model.n_bands, model.output
     (4, 'classes')
     """
     _check_spec(spec)
     if isinstance(source, Model):
-        return source.patch(**spec)
+        return _refreshed(source).patch(**spec)
     if isinstance(source, (str, Path)):
         return _from_name(str(source), weights, spec)
     if weights is not None:
@@ -276,6 +291,15 @@ def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -
             "weights= belongs to a 'package.module:factory'; load them into the module"
         )
     return _from_module(source, spec)
+
+
+def _refreshed(model: Model) -> Model:
+    """The model with the digest of its module as it is now: its weights may have been changed."""
+    if model.module is None:
+        return model
+    digest = module_digest(model.module)
+    _local[digest] = model.module
+    return replace(model, digest=digest)
 
 
 def _from_name(name: str, weights: str | Path | None, spec: dict[str, Any]) -> Model:
@@ -305,7 +329,7 @@ def _from_module(module: Any, spec: dict[str, Any]) -> Model:
     _local[digest] = module
     name = type(module).__name__
     return Model(
-        name, "module", digest, in_bands=first_in_channels(module), module=module, **_tidy(spec)
+        name, "module", digest, likely_bands=first_in_channels(module), module=module, **_tidy(spec)
     )
 
 
@@ -319,7 +343,7 @@ def _from_factory(name: str, weights: str | Path | None, spec: dict[str, Any]) -
     # Built once here: an import error, a factory that returns no module and weights that do not
     # fit are all to be found before a worker starts.
     module = call_factory(name, recipe.weights)
-    return replace(recipe, digest=module_digest(module), in_bands=first_in_channels(module))
+    return replace(recipe, digest=module_digest(module), likely_bands=first_in_channels(module))
 
 
 def _from_pt2(path: Path, spec: dict[str, Any]) -> Model:
@@ -331,6 +355,12 @@ def _from_pt2(path: Path, spec: dict[str, Any]) -> Model:
     merged = {name: value for name, value in embedded.items() if name in _SPEC} | spec
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return Model(str(path), "pt2", digest, in_bands=in_bands, **_tidy(merged))
+
+
+def _is_script(module: Any) -> bool:
+    import torch
+
+    return isinstance(module, torch.jit.ScriptModule)
 
 
 def _find(model: Model) -> torch.nn.Module:
@@ -423,8 +453,22 @@ def _check_bands(model: Model) -> None:
             f"the model takes {model.in_bands} bands, bands names {len(model.bands)}: "
             f"{list(model.bands)}"
         )
-    if model.std is not None and any(value <= 0 for value in model.std):
-        raise ValueError(f"std must be positive, got {list(model.std)}")
+    for name in _PER_BAND:
+        values = getattr(model, name) or ()
+        if not all(math.isfinite(value) for value in values):
+            raise ValueError(f"{name} must be finite, got {list(values)}")
+    if any(value <= 0 for value in model.std or ()):
+        raise ValueError(f"std must be positive, got {list(model.std or ())}")
+    if any(value == 0 for value in model.scale or ()):
+        raise ValueError(f"scale must not be 0, got {list(model.scale or ())}")
+    for name in ("fill", "threshold"):
+        value = getattr(model, name)
+        if value is not None and not (_is_number(value) and math.isfinite(value)):
+            raise ValueError(f"{name} must be a finite number, got {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
 def _check_classes(model: Model) -> None:

@@ -193,15 +193,20 @@ def measure_field(
 @contextlib.contextmanager
 def _plain_kernels() -> Iterator[None]:
     """Use kernels in which an output touches its own inputs only: Winograd and FFT spread NaN."""
+    import torch
     from torch.backends import cudnn, mkldnn, nnpack
 
     stack = contextlib.ExitStack()
     with _quiet():
         for backend in (mkldnn, nnpack, cudnn):
             stack.enter_context(backend.flags(enabled=False))
+    # The strips are thin: on several threads they take longer, on busy cores ten times as long.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         yield
     finally:
+        torch.set_num_threads(threads)
         with _quiet():
             stack.close()
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from .forward import OutputFormat
-from .halo import DEFAULT_OVERLAP, choose_halo, receptive_field, smallest_input
+from .halo import DEFAULT_OVERLAP, accepts_bands, choose_halo, receptive_field, smallest_input
 from .inference import Inference
 from .model import Model
 from .probe import ReceptiveField
@@ -66,8 +66,9 @@ class Choice:
 def pick_bands(source: Source, model: Model) -> Source:
     """The source with the bands that the model takes, checked against what it needs."""
     source = source.select(model.bands)
-    have, need = len(source.band_names), model.n_bands
-    if need is not None and have != need:
+    have, need = len(source.band_names), model.n_bands or model.likely_bands
+    sure = model.n_bands is not None
+    if need is not None and have != need and (sure or not accepts_bands(model, have)):
         raise ValueError(
             f"the model takes {need} bands, the source has {have} ({', '.join(source.band_names)}"
             "): name the ones to use with load_model(..., bands=[...])"
@@ -102,7 +103,7 @@ def settle(
     """
     bands = len(source.band_names)
     field = receptive_field(model, bands=bands)
-    _check_class_names(model, field)
+    _check_classes(model, field)
     scale = Fraction(field.scale).limit_denominator(64)
     if any((margin * scale).denominator != 1 for margin in field.margin):
         raise ValueError(
@@ -233,9 +234,15 @@ def _pair(size: Any) -> tuple[Any, Any]:
     return tuple(size) if isinstance(size, (tuple, list)) else (size, size)
 
 
-def _check_class_names(model: Model, field: ReceptiveField) -> None:
+def _check_classes(model: Model, field: ReceptiveField) -> None:
     if model.output != "classes":
         return
+    if field.bands == 1 and model.activation is None and model.threshold is None:
+        raise ValueError(
+            "the model gives one score per pixel, which are not classes yet: pass "
+            "activation='sigmoid' (classes from logits), threshold= (from the scores as they are), "
+            "or output='values' or 'probabilities'"
+        )
     classes = max(field.bands, 2)
     for name in ("class_names", "class_colors"):
         values = getattr(model, name)

@@ -276,7 +276,10 @@ def _lazy(raster: Raster, sides: tuple[int, int], mask: bool) -> xr.DataArray:
         coords["mask"] = (("y", "x"), _lazy_mask(raster, data))
     # On the band axis, so that they follow a selection of bands.
     if any(scale != 1 for scale in raster.scales) or any(raster.offsets):
-        coords |= {"scale": ("band", list(raster.scales)), "offset": ("band", list(raster.offsets))}
+        # They belong to the numbers as stored: what is computed from those is told by its dtype.
+        stored = {"dtype": raster.dtype}
+        coords["scale"] = ("band", list(raster.scales), stored)
+        coords["offset"] = ("band", list(raster.offsets), stored)
     attrs: dict[str, Any] = {}
     known = {value for value in raster.nodata if value is not None}
     if len(known) == 1:
@@ -321,8 +324,18 @@ def _chunk_sides(raster: Raster, chunks: int | tuple[int, int] | str) -> tuple[i
 def _names_of(array: xr.DataArray) -> tuple[str, ...]:
     first = array.dims[0]
     if first in array.coords:
-        return tuple(str(name) for name in array.coords[first].values)
-    return tuple(str(i + 1) for i in range(array.sizes[first]))
+        labels = tuple(str(name) for name in array.coords[first].values.ravel())
+    else:
+        labels = tuple(str(i + 1) for i in range(array.sizes[first]))
+    # rioxarray numbers the bands and keeps their descriptions beside.
+    described = array.attrs.get("long_name")
+    if isinstance(described, (tuple, list)) and labels == _numbered(len(described)):
+        return tuple(str(name) for name in described)
+    return labels
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    return tuple(str(i + 1) for i in range(count))
 
 
 def _nodata_of(array: xr.DataArray) -> float | None:
@@ -335,6 +348,12 @@ def _per_band(
 ) -> tuple[float, ...]:
     """A number per band: a coordinate of the bands, or what rioxarray notes of the whole file."""
     count = array.shape[0]
+    raw = array.coords[coord].attrs.get("dtype") if coord in array.coords else None
+    if raw is not None and raw != str(array.dtype):
+        raise ValueError(
+            f"the array is {array.dtype} and was computed from {raw} numbers, to which its {coord} "
+            f"belongs: drop_vars('{coord}') if it is applied already"
+        )
     if coord in array.coords and array.coords[coord].size == count:
         return tuple(float(value) for value in array.coords[coord].values.ravel())
     one_for_all, one_each = attrs

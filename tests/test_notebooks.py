@@ -10,6 +10,7 @@ import pytest
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from nbclient import NotebookClient
+from traitlets import default
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 LARGEST = 300_000  # bytes, outputs included
@@ -26,12 +27,24 @@ class ThisInterpreter(KernelSpecManager):
         return KernelSpec(argv=launch, display_name=kernel_name, language="python")
 
 
+class OurKernel(AsyncKernelManager):
+    """Given to nbclient as a class: a kernel that it did not make it would not close either."""
+
+    @default("kernel_spec_manager")
+    def _ours(self):
+        return ThisInterpreter()
+
+
 def executed(path, folder):
     """The notebook after all its cells ran in `folder`; raises at the first that fails."""
     notebook = nbformat.read(path, as_version=4)
-    kernel = AsyncKernelManager(kernel_spec_manager=ThisInterpreter())
-    resources = {"metadata": {"path": str(folder)}}
-    return NotebookClient(notebook, km=kernel, timeout=600, resources=resources).execute()
+    client = NotebookClient(
+        notebook,
+        timeout=600,
+        kernel_manager_class=OurKernel,
+        resources={"metadata": {"path": str(folder)}},
+    )
+    return client.execute()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -58,10 +58,7 @@ def test_what_the_readme_links_to_exists():
 
 def test_the_module_map_names_every_module():
     table = README.read_text().partition("## Modules")[2].partition("## ")[0]
-    named = {
-        name
-        for row in table.splitlines()
-        for name in re.findall(r"`(\w+)`", row.split("|")[1] if "|" in row else "")
-    }
+    cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     modules = {path.stem for path in (ROOT / "daskinfer").glob("*.py")}
     assert named == modules - {"__init__", "__main__", "_version"}
