@@ -1,9 +1,10 @@
-"""The command line: ``daskinfer demo | run | plan | info``, a mirror of the Python API."""
+"""The command line: ``daskinfer demo | run | plan | halo | info``, a mirror of the Python API."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
+    warnings.showwarning = _show_warning
     try:
         return command(arguments)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
     except (OSError, ValueError, TypeError) as error:
-        print(f"daskinfer: {error}", file=sys.stderr)
+        # The messages say what to type in Python.
+        text = str(error).replace("overwrite=True", "--overwrite")
+        print(f"daskinfer: {text}", file=sys.stderr)
         return 2
     except RuntimeError as error:
         print(f"daskinfer: {error}", file=sys.stderr)
         return 1
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"daskinfer: warning: {message}", file=sys.stderr)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -75,10 +83,13 @@ def _halo(arguments: argparse.Namespace) -> int:
     from .demo import demo_model_path, demo_path
     from .halo import receptive_field
     from .model import load_model
+    from .planner import field_text
     from .seam import halo_table
 
     model = load_model(arguments.model or demo_model_path())
-    print(receptive_field(model))
+    print("measuring ...", file=sys.stderr, flush=True)
+    field = receptive_field(model)
+    print(f"receptive field {field_text(field)}\n")
     print("| halo, px | largest difference | mean difference | classes changed | more computed |")
     print("| ---: | ---: | ---: | ---: | ---: |")
     for row in halo_table(arguments.source or demo_path(), model, tile=arguments.tile):

@@ -43,6 +43,8 @@ def cluster(kind: str = "local", **options: Any) -> Client:
     ...     sum(client.nthreads().values())
     3
     """
+    if not isinstance(kind, str):
+        raise TypeError(f"cluster kind must be a word or an address, got {kind!r}")
     if "://" in kind:
         return Client(kind, **options)
     if kind not in ("local", "processes"):

@@ -59,11 +59,14 @@ class _Hasher(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, inside: tuple[type, ...]) -> None:
         super().__init__(file, protocol=5)
         self._inside = inside
+        self._script = getattr(sys.modules["__main__"], "__file__", None)
 
     def persistent_id(self, value: Any) -> Any:
         """A stable name; None has the value pickled as usual."""
         import torch
 
+        if isinstance(value, str) and value == self._script:
+            return "script"  # noted by cloudpickle for every function of __main__
         if isinstance(value, torch.Tensor):
             return _tensor_key(value)
         if isinstance(value, CodeType):

@@ -7,7 +7,11 @@ work has started is an `InferenceError`.
 
 from __future__ import annotations
 
-__all__ = ["InferenceError"]
+import sys
+import warnings
+from pathlib import Path
+
+__all__ = ["InferenceError", "warn_user"]
 
 
 class InferenceError(RuntimeError):
@@ -47,3 +51,12 @@ class InferenceError(RuntimeError):
         self.window = window
         self.chunk = chunk
         self.worker = worker
+
+
+def warn_user(text: str) -> None:
+    """Warn at the line of the user's that led here, however deep in the package this is called."""
+    package = str(Path(__file__).parent)
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(package):
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    warnings.warn(text, UserWarning, stacklevel=level)

@@ -177,7 +177,8 @@ def grid_of(array: xr.DataArray) -> Grid:
     rpcs = tuple(sorted(reference.get("rpcs", {}).items()))
     crs = _wkt(array.rio.crs)
     # Without a transform, the coordinates of such arrays count pixels.
-    if not reference.get("GeoTransform") and crs and 1 in (height, width) and "x" in array.coords:
+    untold = not (reference.get("GeoTransform") or gcps or rpcs)
+    if untold and crs and 1 in (height, width) and "x" in array.coords:
         raise ValueError(
             f"an array of {height} x {width} px does not tell the size of its pixels: say it with "
             "array.rio.write_transform(...)"

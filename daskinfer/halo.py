@@ -10,15 +10,22 @@ rules come from, is told in `daskinfer.probe`.
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
+from .errors import warn_user
 from .model import Model, load_model
 from .probe import ReceptiveField, measure_field
 from .tiling import round_up
 
-__all__ = ["DEFAULT_OVERLAP", "accepts_bands", "choose_halo", "receptive_field", "smallest_input"]
+__all__ = [
+    "DEFAULT_OVERLAP",
+    "accepts_bands",
+    "check_steady",
+    "choose_halo",
+    "receptive_field",
+    "smallest_input",
+]
 
 T = TypeVar("T")
 
@@ -82,6 +89,46 @@ def smallest_input(model: Model, field: ReceptiveField, bands: int) -> tuple[int
     if fixed is not None:
         return fixed
     return _remembered("smallest", model, bands, lambda: _smallest(model, field.stride, bands))
+
+
+def check_steady(model: Model, bands: int, size: tuple[int, int]) -> None:
+    """Refuse a model whose result is a matter of chance, or of what else is in its batch.
+
+    Raises
+    ------
+    ValueError
+        If one input gives two results, or one result alone and another beside other tiles.
+    """
+    _remembered("steady", model, bands, lambda: _refuse_unsteady(model, bands, size))
+
+
+def _refuse_unsteady(model: Model, bands: int, size: tuple[int, int]) -> None:
+    import torch
+
+    network = model.network("cpu")
+    # A few tiles' worth of pixels, so that dropout cannot miss them all.
+    height, width = (side * -(-32 // side) if model.tile is None else side for side in size)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((2, bands, height, width), generator=generator)
+    with torch.inference_mode():
+        try:
+            both, again, alone = network(x), network(x), network(x[1:])
+        except Exception:
+            # Such sizes are refused for a reason of their own, which is told where they matter.
+            return
+    if not all(isinstance(scores, torch.Tensor) for scores in (both, again, alone)):
+        return
+    if not torch.allclose(both.float(), again.float(), rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise ValueError(
+            "the model gives two results for one input (dropout that is always on, or exported in "
+            "train mode?): export it after model.eval()"
+        )
+    if not torch.allclose(both[1:].float(), alone.float(), rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise ValueError(
+            "the model's result for a tile depends on the tiles beside it in the batch (BatchNorm "
+            "without running statistics, or exported in train mode?): it would change with "
+            "batch_size"
+        )
 
 
 # Measurements of this process.  By content, so that they hold no module alive and serve a model
@@ -185,11 +232,9 @@ def choose_halo(
         wanted = _pair(requested)
     halo = (round_up(wanted[0], field.stride[0]), round_up(wanted[1], field.stride[1]))
     if field.exact and (halo[0] < field.radius[0] or halo[1] < field.radius[1]):
-        warnings.warn(
+        warn_user(
             f"halo {_px(halo)} is below the receptive-field radius {_px(field.radius)}: seams will "
-            f'show; pass halo="auto" or halo={field.halo} for an exact result',
-            UserWarning,
-            stacklevel=2,
+            f'show; pass halo="auto" or halo={field.halo} for an exact result'
         )
     return halo
 

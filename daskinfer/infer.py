@@ -17,7 +17,14 @@ from .actor import InferenceActor
 from .forward import Array, Forward
 from .inference import Inference
 from .raster import Mask, Pixels
-from .stitch import blend, count_nonfinite, output_mask, stitch, without_rim
+from .stitch import (
+    blend,
+    count_nonfinite,
+    covered_window,
+    output_mask,
+    stitch,
+    without_rim,
+)
 from .tiling import Window
 
 __all__ = ["Stitched", "best_device", "infer_chunk", "release_actor", "using_actor"]
@@ -124,14 +131,17 @@ def infer_chunk(
             for tile in tiling.tiles_of(index)
             if _any_valid(pixels.valid, tile.window if inference.blended else tile.core, chunk.read)
         ]
-    combine = blend if inference.blended else stitch
+    outputs = [(tile, future.result()) for tile, future in pending]
     window = inference.window(index)
-    result = combine(inference, window, ((tile, future.result()) for tile, future in pending))
+    result = (blend if inference.blended else stitch)(inference, window, outputs)
     valid = output_mask(pixels.valid, chunk, inference.scale)
     if valid is not None:
         result[:, ~valid] = form.nodata
-    expected = without_rim(inference, window, valid)
-    return Stitched(result, len(pending), count_nonfinite(result, expected, form))
+    if not outputs:
+        return Stitched(result, 0, 0)
+    covered = covered_window(inference, outputs[0][1].shape[1:])
+    lost = count_nonfinite(result, without_rim(window, covered, valid), form)
+    return Stitched(result, len(outputs), lost)
 
 
 def _start(inference: Inference) -> InferenceActor:

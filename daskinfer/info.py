@@ -71,7 +71,8 @@ def _progress_rows(path: Path) -> list[display.Row]:
         main = tiff.parse(lambda size, at: _read_at(file, at, size), first_only=True)[0]
     counts = main[tiff.TILE_BYTE_COUNTS].ints()
     done = int((counts > 0).sum())
-    rows = [("done", f"{done} of {counts.size} blocks ({done / counts.size:.0%})")]
+    left = "" if done < counts.size else "; run the same call again to finish the file"
+    rows = [("done", f"{done} of {counts.size} blocks ({done / counts.size:.0%}){left}")]
     ledger = path.with_name(f"{path.name}.jsonl")
     if not ledger.exists():
         return rows

@@ -131,9 +131,8 @@ def write_cog(
     spec = _spec_of(prediction, source, blocksize=blocksize, compress=compress, level=level)
     data = _on_blocks(source.data.astype(spec.dtype), blocksize)
     side = (data.chunks[1][0], data.chunks[2][0])
-    partial = f"{output}.partial"
-    if os.path.exists(partial):
-        os.unlink(partial)
+    # Not the name of a run's work file, which can be resumed; this one cannot.
+    partial = f"{output}.{os.getpid()}.writing"
     chunk = (round_up(side[0], blocksize), round_up(side[1], blocksize))
     with WorkFile.create(partial, spec, chunk) as work:
         stored = data.map_blocks(
@@ -143,8 +142,12 @@ def write_cog(
             chunks=((1,), *((1,) * n for n in data.numblocks[1:])),
             meta=np.empty((0, 0, 0), np.uint8),
         )
-        stored.compute()
-        work.finish(output)
+        try:
+            stored.compute()
+            work.finish(output)
+        except BaseException:
+            os.unlink(partial)
+            raise
 
 
 def _overlapped(source: ArraySource, inference: Inference) -> da.Array:

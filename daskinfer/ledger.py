@@ -46,31 +46,18 @@ class Ledger:
     Parameters
     ----------
     path : path
-    settings : dict
-        Plain JSON values; two runs that fill one output must share them.
-    fresh : bool
-        Start again instead of going on.
 
     Raises
     ------
-    ValueError
-        If an earlier run had other settings; the message names what differs.
     RuntimeError
-        If another process is running on this output.
+        If another run is writing this output.
     """
 
-    def __init__(self, path: str | Path, settings: dict[str, Any], *, fresh: bool) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._file: IO[str] = self.path.open("a+", encoding="utf-8")
         try:
             self._lock()
-            earlier = None if fresh else _settings(self.path)
-            if earlier is None:
-                self._file.truncate(0)
-                self._write({"settings": settings})
-            else:
-                _refuse_other(earlier, settings, self.path)
-                self._file.write("\n")  # ends a torn line, if there is one
         except BaseException:
             self._file.close()
             raise
@@ -80,6 +67,28 @@ class Ledger:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Start again, with the settings (plain JSON values) that all runs on it must share."""
+        self._file.truncate(0)
+        self._write({"settings": settings})
+
+    def go_on(self, settings: dict[str, Any], work_file: str) -> None:
+        """Go on with an earlier run.
+
+        Raises
+        ------
+        ValueError
+            If that had other settings, which are named, or none that can be read.
+        """
+        earlier = read_ledger(self.path)[0]
+        if earlier is None:
+            raise ValueError(
+                f"{work_file} has no ledger ({self.path}) that says what it holds: delete it, or "
+                "pass overwrite=True to start again"
+            )
+        _refuse_other(earlier, settings, self.path)
+        self._file.write("\n")  # ends a torn line, if there is one
 
     def failed(self, failure: Failure) -> None:
         """Record a chunk that failed for good."""
@@ -142,10 +151,6 @@ def differences(earlier: Any, now: Any, name: str = "") -> list[str]:
             for line in differences(earlier.get(key), now.get(key), prefix + key)
         ]
     return [] if earlier == now else [f"{name}: {earlier} then, {now} now"]
-
-
-def _settings(path: Path) -> dict[str, Any] | None:
-    return read_ledger(path)[0]
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

@@ -235,7 +235,8 @@ class Model:
             return None
         module = _find(self)
         if _is_script(module):
-            return ModelBytes(self.digest, bytes(module.save_to_buffer()), script=True)
+            saved: Any = module
+            return ModelBytes(self.digest, bytes(saved.save_to_buffer()), script=True)
         return ModelBytes(self.digest, cloudpickle.dumps(module))
 
 
@@ -407,10 +408,17 @@ def _tidy(spec: Mapping[str, Any]) -> dict[str, Any]:
         elif name in _TEXTS:
             tidy[name] = _texts(name, value)
         elif name == "tile":
-            tidy[name] = (value, value) if isinstance(value, int) else tuple(int(v) for v in value)
+            tidy[name] = _tile(value)
         else:
             tidy[name] = value
     return tidy
+
+
+def _tile(value: Any) -> tuple[int, int]:
+    sides = value if isinstance(value, (tuple, list)) else (value, value)
+    if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides):
+        raise ValueError(f"tile must be a number of px or (y, x), got {value!r}")
+    return sides[0], sides[1]
 
 
 def _numbers(name: str, value: Any) -> Numbers:

@@ -32,7 +32,7 @@ from .source import Source, source_of
 from .stats import with_statistics
 from .tiling import Tiling, round_up
 
-__all__ = ["Plan", "check_output", "cog_spec", "plan", "replaced"]
+__all__ = ["Plan", "check_output", "cog_spec", "field_text", "plan", "replaced"]
 
 OnError = Literal["raise", "nodata"]
 
@@ -122,7 +122,7 @@ class Plan:
         return [
             ("source", f"{height} x {width} px, bands {', '.join(self.source.band_names)}"),
             ("model", f"{self.model.source}, {self.model.output}, {self.model.precision}"),
-            ("receptive field", _field_text(field)),
+            ("receptive field", field_text(field)),
             _context_row(self.inference, self.seam),
             ("tile", f"{display.sides_text(tiling.tile)} px"),
             ("overhead", f"{tiling.overhead:.0%} more pixels computed than the raster has"),
@@ -232,6 +232,8 @@ def plan(
     >>> p.tiling.shape, p.tiling.chunks
     ((384, 768), 1)
     """
+    if not isinstance(overwrite, bool):
+        raise TypeError(f"overwrite must be True or False, got {overwrite!r}")
     path = check_output(os.fspath(output), source, overwrite)
     if on_error not in ("raise", "nodata"):
         raise ValueError(f"on_error must be 'raise' or 'nodata', got {on_error!r}")
@@ -247,7 +249,7 @@ def plan(
         inference.form,
         recipe,
         blocksize=block,
-        compress=compress,
+        compress=compress.lower(),
         level=level,
     )
     return Plan(raster, recipe, path, inference, field, cog, seam, on_error, overwrite)
@@ -285,7 +287,9 @@ def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> Co
 
 
 def _block(blocksize: int | str, chunk: Size) -> int:
-    if isinstance(blocksize, int):
+    if blocksize != "auto":
+        if isinstance(blocksize, bool) or not isinstance(blocksize, int):
+            raise ValueError(f"blocksize must be 'auto' or a multiple of 16, got {blocksize!r}")
         return blocksize
     sides = chunk if isinstance(chunk, (tuple, list)) else (chunk,)
     smallest = min((side for side in sides if isinstance(side, int)), default=_BLOCK)
@@ -339,7 +343,8 @@ def _context_row(inference: Inference, seam: SeamError | None) -> display.Row:
     return "overlap", f"{display.sides_text(overlap)} px, blended"
 
 
-def _field_text(field: ReceptiveField) -> str:
+def field_text(field: ReceptiveField) -> str:
+    """What was measured, in one line."""
     if not field.exact:
         return f"no halo is exact: {field.reason}"
     radius, stride = display.sides_text(field.radius), display.sides_text(field.stride)

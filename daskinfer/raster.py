@@ -114,6 +114,10 @@ class Raster:
             or any(value is not None for value in self.nodata)
         )
 
+    def changed(self) -> bool:
+        """Whether the file is another one than was described."""
+        return not self.identity.startswith(_identity(self.path))
+
     def select(self, bands: Bands) -> Raster:
         """The raster with these bands only, in this order."""
         if bands is None:
@@ -163,6 +167,8 @@ class Raster:
         """
         if window.clip(_whole(self.grid)) != window:
             raise ValueError(f"window {window.bounds()} reaches outside {self.grid.shape}")
+        if self.changed():
+            raise RasterioIOError(f"{self.path} was changed since it was opened: open it again")
         return self._read(window, window.shape)
 
     def _read(self, window: Window, shape: tuple[int, int]) -> Pixels:
@@ -192,6 +198,8 @@ def describe(
     mask: bool = True,
 ) -> Raster:
     """Read a raster's metadata into a `Raster`; parameters and errors as of `open_raster`."""
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(f"source must be a path, a URL or a DataArray, got {type(source).__name__}")
     path = os.fspath(source)
     with _open(path) as dataset:
         numbers = _data_bands(dataset)
@@ -279,6 +287,10 @@ def _whole(grid: Grid) -> Window:
 
 def window_of(bounds: tuple[int, int, int, int], grid: Grid) -> Window:
     """``(row, col, height, width)`` as a `Window` inside a grid."""
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 4:
+        raise ValueError(f"window must be (row, col, height, width), got {bounds!r}")
+    if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in bounds):
+        raise ValueError(f"window must be four whole numbers of px, got {bounds!r}")
     row, col, height, width = bounds
     window = Window(Span(row, row + height), Span(col, col + width))
     if height < 1 or width < 1 or window.clip(_whole(grid)) != window:

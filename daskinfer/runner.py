@@ -11,23 +11,23 @@ import os
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from distributed import Client, Future, as_completed, get_client
+from distributed import Client, Future, KilledWorker, as_completed, get_client
 
 from .clusters import cluster
 from .cog import WorkFile, encode_chunk
 from .errors import InferenceError
 from .ledger import Failure, Ledger
 from .monitor import Callback, ChunkDone, ChunkFailed, ChunkRetried, Event, RunFinished, RunStarted
-from .planner import Plan
+from .planner import Plan, check_output
 from .planner import plan as make_plan
 from .report import Report
-from .station import ChunkResult, StationPlugin, run_chunk, work_path
+from .station import ChunkError, ChunkResult, StationPlugin, run_chunk, work_path
 
 __all__ = ["run"]
 
@@ -86,8 +86,17 @@ def run(
     (True, 1)
     """
     plan = _planned(source, model, output, options)
+    _check_callbacks(callbacks)
+    check_output(plan.output, None, plan.overwrite)
+    if plan.source.changed():
+        raise ValueError("the source has changed since it was planned: plan again")
     with _client(client) as active, _Outputs.prepare(plan) as outputs:
         return _Driver(plan, active, outputs, callbacks).drive()
+
+
+def _check_callbacks(callbacks: Sequence[Callback]) -> None:
+    if not isinstance(callbacks, (list, tuple)) or not all(map(callable, callbacks)):
+        raise TypeError(f"callbacks must be a list of functions of one event, got {callbacks!r}")
 
 
 def _planned(source: Any, model: Any, output: Any, options: dict[str, Any]) -> Plan:
@@ -106,6 +115,8 @@ def _client(given: Client | None) -> Iterator[Client]:
     if given is None:
         with contextlib.suppress(ValueError):
             given = get_client()
+    elif not isinstance(given, Client):
+        raise TypeError(f"client must be a distributed.Client, got {given!r}")
     if given is not None:
         yield given
         return
@@ -124,13 +135,19 @@ class _Outputs:
     @classmethod
     @contextlib.contextmanager
     def prepare(cls, plan: Plan) -> Iterator[_Outputs]:
-        """Make them, or go on with those of an earlier run."""
+        """Make them, or go on with those of an earlier run.
+
+        The ledger comes first and goes last, and says what the work file holds: one without the
+        other is never gone on with.
+        """
         path = work_path(plan)
-        fresh = plan.overwrite or not os.path.exists(path)
-        with Ledger(f"{path}.jsonl", plan.settings(), fresh=fresh) as ledger:
-            if fresh:
+        with Ledger(f"{path}.jsonl") as ledger:
+            if plan.overwrite or not os.path.exists(path):
                 Path(path).unlink(missing_ok=True)
+                ledger.begin(plan.settings())
                 WorkFile.create(path, plan.cog, plan.inference.chunk).close()
+            else:
+                ledger.go_on(plan.settings(), path)
             with WorkFile.open(path, plan.cog, plan.inference.chunk) as work:
                 yield cls(plan, work, ledger)
 
@@ -176,6 +193,7 @@ class _Driver:
     metrics: dict[tuple[str, int], ChunkResult] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    suspects: list[int] = field(default_factory=list)
 
     def drive(self) -> Report:
         start = time.perf_counter()
@@ -183,7 +201,9 @@ class _Driver:
         done = self.plan.tiling.chunks - len(todo)
         self._emit(RunStarted(self.plan, self.plan.tiling.chunks, done, self.client.dashboard_link))
         with self._stations():
-            self._stream(deque(todo))
+            self._stream(deque(todo), self._limit)
+            for number in tuple(self.suspects):
+                self._stream(deque([number]), lambda: 1)
         self.outputs.finish(self.failures)
         report = self._report(done, time.perf_counter() - start)
         self._emit(RunFinished(report))
@@ -206,10 +226,10 @@ class _Driver:
         finally:
             self.client.unregister_worker_plugin(self.run)
 
-    def _stream(self, todo: deque[int]) -> None:
+    def _stream(self, todo: deque[int], room: Callable[[], int]) -> None:
         """Keep a bounded number of chunks in flight until all are done or one failed for good."""
         flow = as_completed(loop=self.client.loop)
-        limit, looked = self._limit(), time.monotonic()
+        limit, looked = room(), time.monotonic()
         flow.update(self._submit(todo, limit))
         try:
             for future in flow:
@@ -217,7 +237,7 @@ class _Driver:
                 if again is not None:
                     todo.appendleft(again)
                 if time.monotonic() - looked > _THREADS_EVERY:
-                    limit, looked = self._limit(), time.monotonic()
+                    limit, looked = room(), time.monotonic()
                 flow.update(self._submit(todo, limit - flow.count()))
         finally:
             # After an error or Ctrl-C nothing more is started; what runs ends by itself.
@@ -232,7 +252,9 @@ class _Driver:
         numbers = [todo.popleft() for _ in range(min(room, len(todo)))]
         if not numbers:
             return []
-        keys = [(f"infer-{self.run}", n, self.attempts.get(n, 0)) for n in numbers]
+        keys = [
+            (f"infer-{self.run}", n, self.attempts.get(n, 0), n in self.suspects) for n in numbers
+        ]
         futures: list[Future] = self.client.map(
             run_chunk, [self.run] * len(numbers), numbers, key=keys, pure=False
         )
@@ -246,10 +268,16 @@ class _Driver:
                 "the cluster was lost (its scheduler closed or cancelled the work): run the same "
                 "call again to go on"
             )
-        if future.status == "error":
-            return self._failed(number, future.exception())
-        self._done(future.result())
-        return None
+        if future.status != "error":
+            self._done(future.result())
+            return None
+        error = future.exception()
+        if isinstance(error, KilledWorker) and number not in self.suspects:
+            # Whatever ran beside the chunk that killed its worker is named too: each gets a try
+            # on its own, which tells the guilty one.
+            self.suspects.append(number)
+            return None
+        return self._failed(number, error)
 
     def _done(self, result: ChunkResult) -> None:
         self.tiles += result.tiles
@@ -267,24 +295,23 @@ class _Driver:
 
     def _failed(self, number: int, error: BaseException) -> int | None:
         attempt = self.attempts[number] = self.attempts.get(number, 0) + 1
-        window, text = self._window(number), _causes(error)
-        if attempt < _ATTEMPTS:
+        window, text, worker, cause = self._window(number), *_told(error)
+        if attempt < _ATTEMPTS and not isinstance(error, KilledWorker):
             self.retries += 1
             self._emit(ChunkRetried(number, window, attempt, text))
             return number
-        worker = str(getattr(getattr(error, "last_worker", None), "address", "a worker"))
         failure = Failure(number, window, text, worker)
         self.outputs.ledger.failed(failure)
         self._emit(ChunkFailed(number, window, text))
         if self.plan.on_error == "raise":
             raise InferenceError(
-                f"chunk {number} at (row, col, height, width) = {window} failed {attempt} times: "
-                f"{text}. The rest is kept in {work_path(self.plan)}: run the same call again to "
-                "go on, or with on_error='nodata' to leave such chunks nodata",
+                f"chunk {number} at (row, col, height, width) = {window} failed on {worker}: {text}"
+                f". The rest is kept in {work_path(self.plan)}: run the same call again to go on, "
+                "or with on_error='nodata' to leave such chunks nodata",
                 window=window,
                 chunk=self.plan.tiling.index_of(number),
                 worker=worker,
-            ) from error
+            ) from cause
         self.outputs.leave_nodata(number)
         self.failures.append(failure)
         return None
@@ -313,11 +340,9 @@ class _Driver:
         )
 
 
-def _causes(error: BaseException) -> str:
-    """Type and message of an error and of what caused it: GDAL names the bad block only there."""
-    lines = []
-    cause: BaseException | None = error
-    while cause is not None:
-        lines.append(f"{type(cause).__name__}: {cause}")
-        cause = cause.__cause__
-    return " <- ".join(lines)
+def _told(error: BaseException) -> tuple[str, str, BaseException]:
+    """Text, worker and cause of a failed task."""
+    if isinstance(error, ChunkError):
+        return error.text, error.worker, error.original()
+    worker = getattr(getattr(error, "last_worker", None), "address", None)
+    return f"{type(error).__name__}: {error}", str(worker or "an unknown worker"), error

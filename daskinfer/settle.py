@@ -8,8 +8,18 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
+import numpy as np
+
+from .errors import warn_user
 from .forward import OutputFormat
-from .halo import DEFAULT_OVERLAP, accepts_bands, choose_halo, receptive_field, smallest_input
+from .halo import (
+    DEFAULT_OVERLAP,
+    accepts_bands,
+    check_steady,
+    choose_halo,
+    receptive_field,
+    smallest_input,
+)
 from .inference import Inference
 from .model import Model
 from .probe import ReceptiveField
@@ -62,13 +72,42 @@ class Choice:
     tol: float = 1e-3
     whole_tiles: bool = False
 
+    def __post_init__(self) -> None:
+        _check_size("chunk", self.chunk, 1, ("auto",))
+        _check_size("tile", self.tile, 1, ("auto",))
+        _check_size("halo", self.halo, 0, ("auto", "calibrated"))
+        _check_size("overlap", self.overlap, 0, (None,))
+        if self.batch_size != "auto" and not (_is_whole(self.batch_size) and self.batch_size > 0):
+            raise ValueError(f"batch_size must be 'auto' or at least 1, got {self.batch_size!r}")
+        if isinstance(self.tol, bool) or not isinstance(self.tol, (int, float)) or self.tol < 0:
+            raise ValueError(f"tol must be a number of at least 0, got {self.tol!r}")
+
+
+def _check_size(name: str, value: Any, least: int, words: tuple[str | None, ...]) -> None:
+    """A word, a number of px, or a ``(y, x)`` pair of them."""
+    if value is None or isinstance(value, str):
+        fits = value in words
+    else:
+        sides = value if isinstance(value, (tuple, list)) else (value, value)
+        fits = len(sides) == 2 and all(_is_whole(side) and side >= least for side in sides)
+    if not fits:
+        known = " or ".join(repr(word) for word in words)
+        raise ValueError(
+            f"{name} must be {known}, whole px from {least} up, or (y, x) of them, got {value!r}"
+        )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
 
 def pick_bands(source: Source, model: Model) -> Source:
     """The source with the bands that the model takes, checked against what it needs."""
     source = source.select(model.bands)
-    have, need = len(source.band_names), model.n_bands or model.likely_bands
-    sure = model.n_bands is not None
-    if need is not None and have != need and (sure or not accepts_bands(model, have)):
+    have, need = len(source.band_names), model.n_bands
+    if model.likely_bands not in (None, have) and not accepts_bands(model, have):
+        need = model.likely_bands
+    if need is not None and have != need:
         raise ValueError(
             f"the model takes {need} bands, the source has {have} ({', '.join(source.band_names)}"
             "): name the ones to use with load_model(..., bands=[...])"
@@ -112,6 +151,7 @@ def settle(
         )
     fixed = model.tile or field.size
     least = smallest_input(model, field, bands)
+    check_steady(model, bands, least)
     with warnings.catch_warnings():
         if quiet:
             warnings.simplefilter("ignore", UserWarning)
@@ -156,22 +196,18 @@ def _context(
             raise TypeError("a calibrated halo is measured first, by daskinfer.seam.calibrate")
         halo = choose_halo(field, choice.halo)
         if not field.exact:
-            _warn(f"no halo is exact for this model ({field.reason}): leave halo= out to blend")
+            warn_user(f"no halo is exact for this model ({field.reason}): leave halo= out to blend")
         return halo, none
     room = fixed or (2 * DEFAULT_OVERLAP, 2 * DEFAULT_OVERLAP)
     y, x = (
         round_up(min(DEFAULT_OVERLAP, side // 2), stride)
         for side, stride in zip(room, field.stride, strict=True)
     )
-    _warn(
+    warn_user(
         f"no halo is exact for this model ({field.reason}): tiles are blended over "
         f"{max(y, x)} px instead; measure the seams with seam_error()"
     )
     return none, (y, x)
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def _lattice(
@@ -207,8 +243,6 @@ def auto_tile(shared: int, stride: int) -> int:
 def _chunk(chunk: Any, axis: AxisTiling, choice: Choice, scale: Fraction) -> int:
     """Chunk side: whole blocks, and whole cores too where that stays affordable."""
     wanted = int(_CHUNK / max(scale, Fraction(1))) if chunk == "auto" else chunk
-    if wanted < 1:
-        raise ValueError(f"chunk must be at least 1 px, got {wanted}")
     # The smallest number of input pixels that are whole blocks of output pixels.
     block = (Fraction(choice.block) / scale).numerator
     both = math.lcm(axis.step, block)
@@ -223,11 +257,11 @@ def _chunk(chunk: Any, axis: AxisTiling, choice: Choice, scale: Fraction) -> int
 
 def _batch(batch_size: Any, tiling: Tiling) -> int:
     if batch_size == "auto":
-        fitting = _BATCH_PIXELS // math.prod(tiling.tile)
-        return max(1, min(fitting, _LARGEST_BATCH, tiling.runs))
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size must be 'auto' or at least 1, got {batch_size!r}")
-    return batch_size
+        fitting = max(1, min(_BATCH_PIXELS // math.prod(tiling.tile), _LARGEST_BATCH, tiling.runs))
+        # Of so many batches, no larger than they have to be: 21 tiles are 2 x 11, not 20 and 1.
+        return -(-tiling.runs // -(-tiling.runs // fitting))
+    # More slots than there are tiles would only take memory.
+    return int(min(batch_size, tiling.runs))
 
 
 def _pair(size: Any) -> tuple[Any, Any]:

@@ -64,6 +64,10 @@ class Source(Protocol):
         """Changes when the content may have changed."""
         ...
 
+    def changed(self) -> bool:
+        """Whether the content is another one than was described."""
+        ...
+
     def select(self, bands: Bands) -> Source:
         """The source with these bands only, in this order."""
         ...
@@ -91,6 +95,11 @@ class ArraySource:
     """
 
     def __init__(self, array: xr.DataArray) -> None:
+        if not isinstance(array, xr.DataArray):
+            raise TypeError(
+                f"expected an xarray.DataArray (band, y, x), got {type(array).__name__}: "
+                "open_raster makes one"
+            )
         if array.ndim == 2:
             array = array.expand_dims("band")
         if array.ndim != 3 or tuple(array.dims[1:]) != ("y", "x"):
@@ -164,6 +173,10 @@ class ArraySource:
         picked = find_bands(bands, self._names, "the array")
         return ArraySource(self._array.isel({self._array.dims[0]: picked}))
 
+    def changed(self) -> bool:
+        """Never: an array is a value."""
+        return False
+
     def crop(self, window: Window) -> ArraySource:
         """A window of the array, as a source."""
         rows, cols = window.slices()
@@ -236,10 +249,34 @@ def open_raster(
     (('band', 'y', 'x'), (2, 384, 768), ['red', 'nir'])
     """
     if isinstance(source, xr.DataArray):
-        return ArraySource(source).select(bands)._array
+        return _opened(source, bands, chunks, nodata, window, mask)
     raster = describe(source, bands=bands, nodata=nodata, window=window, mask=mask)
     sides = _chunk_sides(raster, chunks)
     return _lazy(raster, sides, mask)
+
+
+def _opened(
+    array: xr.DataArray,
+    bands: Bands,
+    chunks: int | tuple[int, int] | Literal["auto"],
+    nodata: float | None,
+    window: tuple[int, int, int, int] | None,
+    mask: bool,
+) -> xr.DataArray:
+    """A DataArray with the options of `open_raster` applied to it."""
+    if window is not None:
+        rows, cols = window_of(window, grid_of(array)).slices()
+        array = array.isel(y=rows, x=cols)
+    array = ArraySource(array).select(bands)._array
+    if nodata is not None:
+        array = array.drop_vars("mask", errors="ignore").assign_attrs(_FillValue=nodata)
+    if not mask:
+        array = array.drop_vars("mask", errors="ignore")
+        array.attrs.pop("_FillValue", None)
+    if chunks == "auto":
+        return array
+    y, x = (chunks, chunks) if isinstance(chunks, int) else chunks
+    return array.chunk({array.dims[0]: -1, "y": y, "x": x})
 
 
 def source_of(

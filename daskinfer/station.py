@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import cloudpickle
 import rasterio
 from distributed import WorkerPlugin, get_worker
 
@@ -24,7 +25,7 @@ from .infer import infer_chunk, release_actor, using_actor
 from .model import ModelBytes
 from .planner import Plan
 
-__all__ = ["ChunkResult", "StationPlugin", "run_chunk"]
+__all__ = ["ChunkError", "ChunkResult", "StationPlugin", "run_chunk"]
 
 # GDAL's own block cache; its default of 5 % of the memory is taken by each process.
 _GDAL_CACHE_MB = 64
@@ -41,6 +42,56 @@ class ChunkResult:
     worker: str
     process: tuple[str, int]
     metrics: ActorMetrics
+
+
+class ChunkError(Exception):
+    """What a chunk raised, in a form that always reaches the client.
+
+    Pickling drops the causes of an exception, in which GDAL names the block that it could not read,
+    and some exceptions cannot be pickled at all.
+
+    Parameters
+    ----------
+    text : str
+        Type and message of the error and of its causes.
+    worker : str
+        Address.
+    payload : bytes or None
+        The error pickled, where it can be.
+    """
+
+    def __init__(self, text: str, worker: str, payload: bytes | None) -> None:
+        super().__init__(text, worker, payload)
+        self.text = text
+        self.worker = worker
+        self.payload = payload
+
+    def original(self) -> BaseException:
+        """The error that the chunk raised; this one where it cannot be pickled."""
+        if self.payload is None:
+            return self
+        try:
+            error = cloudpickle.loads(self.payload)
+        except Exception:
+            return self
+        return error if isinstance(error, BaseException) else self
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    try:
+        return bytes(cloudpickle.dumps(error))
+    except Exception:
+        return None
+
+
+def _causes(error: BaseException) -> str:
+    """Type and message of an error and of what caused it."""
+    lines = []
+    cause: BaseException | None = error
+    while cause is not None:
+        lines.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__
+    return " <- ".join(lines)
 
 
 class _Station:
@@ -151,8 +202,17 @@ def run_chunk(run: str, number: int) -> ChunkResult:
     One task, not four: reading ahead of the device is bounded by the number of threads then, and
     pixels never wait in a worker's memory for a later task.
     """
+    try:
+        return _run_chunk(run, number)
+    except Exception as error:
+        raise ChunkError(_causes(error), str(get_worker().address), _pickled(error)) from error
+
+
+def _run_chunk(run: str, number: int) -> ChunkResult:
     start = time.perf_counter()
-    station = _stations[run]
+    station = _stations.get(run)
+    if station is None:
+        raise RuntimeError("the run is over")
     plan = station.plan
     index = plan.tiling.index_of(number)
     with station.using() as (actor, work), rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_MB):

@@ -17,7 +17,7 @@ from .inference import Inference
 from .raster import Mask
 from .tiling import Chunk, Span, Tile, Window
 
-__all__ = ["blend", "count_nonfinite", "output_mask", "stitch", "without_rim"]
+__all__ = ["blend", "count_nonfinite", "covered_window", "output_mask", "stitch", "without_rim"]
 
 
 def stitch(inference: Inference, window: Window, outputs: Iterable[tuple[Tile, Array]]) -> Array:
@@ -90,52 +90,57 @@ def output_mask(mask: Mask | None, chunk: Chunk, scale: Fraction) -> Mask | None
 
 
 def _placed(inference: Inference, tile: Tile, output: Array, bands: int) -> Window:
-    """Output pixels that a tile's output covers, checked against those it has to."""
+    """Output pixels that a tile's output lies on, checked to hold all that it has to."""
     scale = inference.scale
     if output.ndim != 3 or output.shape[0] != bands:
         raise ValueError(f"the model returned {output.shape} for a tile, expected {bands} bands")
-    placed = Window(
-        *(
-            Span(start, start + size)
-            for start, size in zip(
-                (
-                    math.floor((span.start + margin) * scale)
-                    for span, margin in zip(tile.window, inference.margin, strict=True)
-                ),
-                output.shape[1:],
-                strict=True,
-            )
+    rows, cols = (
+        Span(start, start + size)
+        for start, size in zip(
+            (
+                math.floor((span.start + margin) * scale)
+                for span, margin in zip(tile.window, inference.margin, strict=True)
+            ),
+            output.shape[1:],
+            strict=True,
         )
     )
-    whole = Window(*(Span(0, math.ceil(size * scale)) for size in inference.tiling.shape))
-    core = tile.core.scaled(scale)
-    for have, need, edge in zip(placed, core, whole, strict=True):
-        # An unpadded model leaves a rim, at the raster's edge and nowhere else.
-        rim = any(inference.margin)
-        short_start = have.start > need.start and not (rim and need.start == edge.start)
-        short_stop = have.stop < need.stop and not (rim and need.stop == edge.stop)
-        if short_start or short_stop:
-            raise ValueError(
-                f"the model returned (band, y, x) = {output.shape} for a tile of "
-                f"{tile.window.shape}: too small for its core {tile.core.bounds()}"
-            )
+    placed = Window(rows, cols)
+    needed = tile.core.scaled(scale).clip(covered_window(inference, output.shape[1:]))
+    if math.prod(needed.shape) and needed.clip(placed) != needed:
+        raise ValueError(
+            f"the model returned (band, y, x) = {output.shape} for a tile of {tile.window.shape}: "
+            f"too small for its core {tile.core.bounds()}"
+        )
     return placed
 
 
-def without_rim(inference: Inference, window: Window, valid: Mask | None) -> Mask | None:
-    """The mask less the rim for which an unpadded model has no output."""
-    if not any(inference.margin):
-        return valid
-    expected = np.ones(window.shape, np.bool_) if valid is None else valid.copy()
-    for axis, (span, margin, size) in enumerate(
-        zip(window, inference.margin, inference.tiling.shape, strict=True)
-    ):
-        # Up to one output pixel more is missing at the far side.
-        scale = float(inference.scale)
-        first, last = margin * scale, (size - margin) * scale - 1
-        outside = (np.arange(*span) < first) | (np.arange(*span) >= last)
-        expected[outside if axis == 0 else (slice(None), outside)] = False
-    return expected
+def covered_window(inference: Inference, size: tuple[int, ...]) -> Window:
+    """Output pixels of the raster that the model can give: all, or all but a rim.
+
+    A model without padding gives less than its tile.  What it leaves out at the top and left is its
+    margin; the rest of what is missing it leaves out at the bottom and right, which is as much, or
+    one output pixel more where the two cannot be equal.
+    """
+    spans = []
+    axes = (inference.tiling.y, inference.tiling.x)
+    for axis, margin, got in zip(axes, inference.margin, size, strict=True):
+        near = int(margin * inference.scale)
+        far = int(axis.tile * inference.scale) - got - near
+        if not 0 <= far <= near + 1:
+            raise ValueError(
+                f"the model returned {got} px for a tile of {axis.tile} px at scale "
+                f"{inference.scale} and margin {margin}: too small for its core, or too large"
+            )
+        spans.append(Span(near, int(axis.padded * inference.scale) - far))
+    return Window(spans[0], spans[1])
+
+
+def without_rim(window: Window, covered: Window, valid: Mask | None) -> Mask:
+    """The mask of a chunk less the rim for which the model has no output."""
+    inside = np.zeros(window.shape, np.bool_)
+    inside[window.clip(covered).slices(window.origin)] = True
+    return inside if valid is None else inside & valid
 
 
 def count_nonfinite(result: Array, expected: Mask | None, form: OutputFormat) -> int:

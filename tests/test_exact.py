@@ -114,6 +114,22 @@ def test_unpadded_models_leave_a_rim_of_nodata(tmp_path, one_worker, chunk):
     np.testing.assert_allclose(pixels, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("kernels", [(2,), (4,), (4, 1), (2, 3), (5,), (3, 3)])
+@pytest.mark.parametrize("shape", [(33, 50), (54, 101), (105, 146)])
+def test_unpadded_models_of_any_kernel_and_size(tmp_path, one_worker, kernels, shape):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(*(nn.Conv2d(1, 1, kernel) for kernel in kernels))
+    raw = noise(1, *shape, dtype="float32") / 1e4
+    near = sum(kernel - 1 for kernel in kernels) // 2
+    with torch.inference_mode():
+        inner = net(torch.from_numpy(raw)[None])[0].numpy()
+    expected = np.full((1, *shape), np.nan, np.float32)
+    expected[:, near : near + inner.shape[1], near : near + inner.shape[2]] = inner
+    pixels = both(tmp_path, one_worker, raw, values(net), tile=(24, 18), chunk=(40, 32))
+    np.testing.assert_allclose(pixels, expected, atol=1e-5)
+
+
 def test_the_rim_of_unpadded_models_is_not_counted_as_non_finite(tmp_path, one_worker):
     source = write_raster(tmp_path / "scene.tif", noise(1, 60, 75))
     report = di.run(source, values(seeded(Valid)), tmp_path / "out.tif", tile=32, client=one_worker)

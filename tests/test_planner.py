@@ -143,19 +143,30 @@ def test_names_for_another_number_of_classes_are_refused_with_both_numbers(
 
 def test_one_channel_is_two_classes(source, tmp_path):
     model = di.load_model(seeded(N3, 2, 1), class_names=["land", "water"])
-    assert di.plan(source, model, tmp_path / "out.tif").inference.form.bands == 1
+    with pytest.raises(ValueError, match="one score per pixel"):
+        di.plan(source, model, tmp_path / "out.tif")
+    for how in ({"activation": "sigmoid"}, {"threshold": 0}):
+        plan = di.plan(source, model.patch(**how), tmp_path / "out.tif")
+        assert plan.inference.form.bands == 1
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"chunk": 0}, "chunk must be at least 1 px, got 0"),
+        ({"chunk": 0}, "chunk must be .* px from 1 up.* got 0"),
         ({"batch_size": 0}, "batch_size must be 'auto' or at least 1, got 0"),
         ({"batch_size": 2.5}, "batch_size must be 'auto' or at least 1, got 2.5"),
         ({"halo": 30, "tile": 40}, "halo 30 px needs a tile of at least 61, got 40: pass tile=64"),
         ({"overlap": 40, "tile": 40}, "overlap 40 px needs a tile of at least 41, got 40"),
         ({"halo": 4, "overlap": 4}, "halo= .* or overlap= .* not both"),
-        ({"halo": -1}, "halo -1 is negative"),
+        ({"halo": -1}, "halo must be .* px from 0 up.* got -1"),
+        ({"tile": (64, 64, 64)}, "tile must be"),
+        ({"chunk": 64.5}, "chunk must be .* got 64.5"),
+        ({"overlap": "big"}, "overlap must be"),
+        ({"tol": -1}, "tol must be"),
+        ({"blocksize": 512.0}, "blocksize must be"),
+        ({"window": (0, 0, 5)}, "window must be"),
+        ({"window": (0, 0, 5.0, 5)}, "window must be four whole numbers"),
         ({"blocksize": 100}, "block size 100 is not a multiple of 16"),
         ({"compress": "zip"}, "compress 'zip' is not one of"),
         ({"compress": "deflate", "level": 30}, "level 30 for deflate"),

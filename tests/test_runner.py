@@ -145,7 +145,7 @@ def test_a_model_defined_in_a_test_runs_in_other_processes(tmp_path, two_workers
 
 def test_a_failing_chunk_stops_the_run_and_says_where(tmp_path, one_worker):
     events = []
-    with pytest.raises(di.InferenceError, match=r"\(32, 32, 32, 32\) failed 3 times") as caught:
+    with pytest.raises(di.InferenceError, match=r"\(32, 32, 32, 32\) failed on inproc") as caught:
         di.run(
             poisoned_raster(tmp_path),
             Poisoned(),
@@ -159,6 +159,7 @@ def test_a_failing_chunk_stops_the_run_and_says_where(tmp_path, one_worker):
     assert isinstance(caught.value.__cause__, ArithmeticError)
     assert sum(isinstance(event, ChunkRetried) for event in events) == 2
     assert sum(isinstance(event, ChunkFailed) for event in events) == 1
+    assert caught.value.worker.startswith("inproc://")
     assert not (tmp_path / "o.tif").exists()
     assert read_ledger(tmp_path / "o.tif.partial.jsonl")[1][0].window == (32, 32, 32, 32)
 
@@ -370,13 +371,73 @@ def test_threads_and_models_are_gone_after_a_run(tmp_path, one_worker):
 
 def test_a_torn_ledger_line_is_ignored(tmp_path):
     path = tmp_path / "o.jsonl"
-    with Ledger(path, {"tile": 32}, fresh=True):
-        pass
+    with Ledger(path) as ledger:
+        ledger.begin({"tile": 32})
     with path.open("a") as file:
         file.write('{"failed": {"chunk": 3, "wind')
-    with Ledger(path, {"tile": 32}, fresh=False) as ledger:
+    with Ledger(path) as ledger:
+        ledger.go_on({"tile": 32}, "o.tif.partial")
         assert ledger.failures() == ()
     assert read_ledger(path)[0] == {"tile": 32}
+
+
+def test_a_work_file_without_its_ledger_is_refused(tmp_path, one_worker):
+    source = poisoned_raster(tmp_path)
+    with pytest.raises(di.InferenceError):
+        di.run(source, Poisoned(), tmp_path / "o.tif", client=one_worker, **JOB)
+    (tmp_path / "o.tif.partial.jsonl").unlink()
+    with pytest.raises(ValueError, match="has no ledger"):
+        di.run(source, Poisoned(), tmp_path / "o.tif", client=one_worker, **JOB)
+
+
+def test_a_source_that_changed_after_planning_is_refused(tmp_path, one_worker):
+    source = write_raster(tmp_path / "scene.tif", noise(2, 64, 64))
+    plan = di.plan(source, seeded(N3), tmp_path / "o.tif", **JOB)
+    write_raster(tmp_path / "scene.tif", noise(2, 64, 64, seed=1))
+    os.utime(source, ns=(1, 1))
+    with pytest.raises(ValueError, match="source has changed"):
+        di.run(plan, client=one_worker)
+
+
+def test_running_a_plan_again_does_not_replace_its_output(tmp_path, one_worker):
+    source = write_raster(tmp_path / "scene.tif", noise(2, 64, 64))
+    plan = di.plan(source, seeded(N3), tmp_path / "o.tif", **JOB)
+    di.run(plan, client=one_worker)
+    with pytest.raises(FileExistsError):
+        di.run(plan, client=one_worker)
+
+
+@pytest.mark.parametrize("options", [{"client": "here"}, {"callbacks": print}, {"callbacks": [5]}])
+def test_wrong_types_are_refused_before_a_file_is_made(tmp_path, options):
+    source = write_raster(tmp_path / "scene.tif", noise(2, 64, 64))
+    with pytest.raises(TypeError):
+        di.run(source, seeded(N3), tmp_path / "o.tif", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["scene.tif"]
+
+
+def test_a_model_is_loaded_once_per_worker_and_not_per_chunk(tmp_path, two_workers, monkeypatch):
+    log = tmp_path / "loads"
+    (tmp_path / "counted_nets.py").write_text(
+        textwrap.dedent(f"""
+            import os, torch
+            def make():
+                with open({str(log)!r}, "a") as file:
+                    file.write(f"{{os.getpid()}}\\n")
+                return torch.nn.Conv2d(2, 2, 1)
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    two_workers.run(sys.path.insert, 0, str(tmp_path))
+    source = write_raster(tmp_path / "scene.tif", noise(2, 160, 160))
+    model = di.load_model("counted_nets:make", output="values")
+    lazy = di.predict(di.open_raster(source), model, **JOB)
+    here = log.read_text().split()
+    log.write_text("")
+    two_workers.compute(lazy.data).result()
+    loads = log.read_text().split()
+    assert 1 <= len(loads) <= 2
+    assert len(set(loads)) == len(loads)
+    assert set(loads).isdisjoint(here)
 
 
 def test_differences_name_settings_with_both_values():
