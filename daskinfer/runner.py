@@ -252,9 +252,8 @@ class _Driver:
         numbers = [todo.popleft() for _ in range(min(room, len(todo)))]
         if not numbers:
             return []
-        keys = [
-            (f"infer-{self.run}", n, self.attempts.get(n, 0), n in self.suspects) for n in numbers
-        ]
+        group = f"infer-{self.run}"
+        keys = [(group, n, self.attempts.get(n, 0), self.suspects.count(n)) for n in numbers]
         futures: list[Future] = self.client.map(
             run_chunk, [self.run] * len(numbers), numbers, key=keys, pure=False
         )

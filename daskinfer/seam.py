@@ -35,6 +35,7 @@ _SAMPLE = 512
 # Core of the tiles that halos are measured with: a seam does not depend on the size of the tiles
 # beside it, and small ones make more of them.
 _CORE = 128
+_BESIDE = 16
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class SeamError:
     changed : float
         Share of the pixels whose class differs; nan for models that give no classes.
     across_lines, ordinary : float
-        Share of neighbouring pixels of different class across tile lines, and everywhere else.
+        Share of neighbouring pixels of different class across tile lines, and across the ordinary
+        lines within 16 px of those.
     overhead : float
         Pixels that a tile computes for each that it delivers, less 1, with the tile of a large run.
     pixels : int
@@ -88,7 +90,7 @@ class SeamError:
             ("classes", f"{self.changed:.4%} of {display.count_text(self.pixels)} px changed"),
             (
                 "lines",
-                f"{self.across_lines:.2%} change across tile lines, {self.ordinary:.2%} else",
+                f"{self.across_lines:.2%} change across tile lines, {self.ordinary:.2%} beside",
             ),
             ("overhead", f"{self.overhead:.0%} more pixels computed than delivered"),
         ]
@@ -320,14 +322,21 @@ def _classes(scores: Array, model: Model) -> Array:
 
 
 def _line_changes(classes: Array, lines: Lines) -> tuple[Array, Array]:
-    """Whether neighbours differ, across tile lines and elsewhere."""
+    """Whether neighbours differ, across tile lines and across the lines beside those.
+
+    Beside them, not everywhere: what lies under a tile line, a river or a town, lies near it too,
+    and would otherwise pass for a seam.
+    """
     across, ordinary = [], []
     for axis, at in enumerate(lines):
         changes = np.diff(np.moveaxis(classes, axis, 0).astype(np.float64), axis=0) != 0
         on_line = np.zeros(len(changes), np.bool_)
-        on_line[[n - 1 for n in at if 0 < n <= len(changes)]] = True
+        near = np.zeros(len(changes), np.bool_)
+        for line in (n - 1 for n in at if 0 < n <= len(changes)):
+            on_line[line] = True
+            near[max(0, line - _BESIDE) : line + _BESIDE + 1] = True
         across.append(changes[on_line].ravel())
-        ordinary.append(changes[~on_line].ravel())
+        ordinary.append(changes[near & ~on_line].ravel())
     return np.concatenate(across), np.concatenate(ordinary)
 
 

@@ -163,3 +163,59 @@ def test_statistics_per_tile_are_refused(tmp_path):
 def test_global_statistics_do_not_replace_those_of_the_model(tmp_path):
     with pytest.raises(ValueError, match="replace the model's own"):
         di.plan(demo_path(), di.demo_model(), tmp_path / "o.tif", statistics="global")
+
+
+class Instance(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(6, 8, 3, padding=1),
+            nn.InstanceNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 3, 3, padding=1),
+        )
+
+
+@pytest.mark.parametrize("make", [SqueezeExcite, Instance])
+def test_default_blending_of_the_scene_warns_and_leaves_no_line(tmp_path, make):
+    model = di.load_model(
+        seeded(make), scale=1e-4, mean=di.demo_model().mean, std=di.demo_model().std
+    )
+    with pytest.warns(UserWarning, match="no halo is exact .* blended over 128 px"):
+        di.plan(demo_path(), model, tmp_path / "o.tif")
+    error = di.seam_error(di.demo_scene(), model)
+    assert error.overlap == (128, 128)
+    assert error.line_ratio <= 1.2
+
+
+class OneSize(nn.Module):
+    """Positions are added to the input, of one size only: as in a vision transformer."""
+
+    def __init__(self, size: int = 64) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.randn(1, 6, size, size) * 0.1)
+        self.head = nn.Conv2d(6, 3, 3, padding=1)
+
+    def forward(self, x):
+        return self.head(x + self.place)
+
+
+@pytest.mark.parametrize("shape", [(100, 150), (40, 200), (64, 64), (1, 1)])
+def test_models_of_one_input_size_are_blended(tmp_path, one_worker, shape):
+    net = seeded(OneSize)
+    raw = noise(6, *shape, dtype="float32") / 1e4
+    source = write_raster(tmp_path / "s.tif", raw)
+    with pytest.warns(UserWarning, match="no halo is exact"):
+        report = di.run(
+            source, di.load_model(net, output="values"), tmp_path / "o.tif", client=one_worker
+        )
+    with rasterio.open(tmp_path / "o.tif") as dataset:
+        pixels = dataset.read()
+    assert report.nonfinite == 0
+    assert pixels.shape == (3, *shape)
+    padded = np.pad(raw, [(0, 0), *((0, max(0, 64 - side)) for side in shape)], mode="edge")
+    with torch.inference_mode():
+        corner = net(torch.from_numpy(padded[None, :, :64, :64].copy()))[0].numpy()
+    # The first tile alone covers the corner.
+    np.testing.assert_allclose(
+        pixels[:, :20, :20], corner[:, : shape[0], : shape[1]][:, :20, :20], atol=1e-5
+    )
