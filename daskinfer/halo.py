@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from .errors import warn_user
+from .field import ReceptiveField
 from .model import Model, load_model
-from .probe import ReceptiveField, measure_field
+from .probe import measure_field
 from .tiling import round_up
 
 __all__ = [

@@ -21,11 +21,11 @@ import xarray as xr
 from . import display
 from ._version import __version__
 from .cog import CogSpec
+from .field import ReceptiveField
 from .forward import OutputFormat
 from .grid import Grid
 from .inference import Inference
 from .model import Model, load_model
-from .probe import ReceptiveField
 from .seam import SeamError, calibrate
 from .settle import Choice, Halo, Size, pick_bands, settle
 from .source import Source, source_of

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .errors import warn_user
+from .field import ReceptiveField
 from .forward import OutputFormat
 from .halo import (
     DEFAULT_OVERLAP,
@@ -22,7 +23,6 @@ from .halo import (
 )
 from .inference import Inference
 from .model import Model
-from .probe import ReceptiveField
 from .source import Source
 from .tiling import AxisTiling, Tiling, round_up
 

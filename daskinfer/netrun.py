@@ -1,0 +1,212 @@
+"""Run a network for measurements: plain kernels, sizes that it takes, one axis at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "Line",
+    "Runner",
+    "exported_size",
+    "in_double",
+    "noise_of",
+    "plain_kernels",
+    "start_size",
+    "takes_only",
+]
+
+# A size the net takes is looked for here: multiples of all common strides, then of any, then the
+# fixed sizes of common chip classifiers.
+UNITS = (64, 96, 80, 112, 72, 120, 100, 108)
+SIZES = (*UNITS, *(n for n in range(65, 129) if n not in UNITS),
+         192, 256, 384, 512, 768, 1024, 224, 240, 299, 448, 32, 16, 8)  # fmt: skip
+
+
+@contextlib.contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Use kernels in which an output touches its own inputs only: Winograd and FFT spread NaN."""
+    import torch
+    from torch.backends import cudnn, mkldnn, nnpack
+
+    stack = contextlib.ExitStack()
+    with quiet():
+        for backend in (mkldnn, nnpack, cudnn):
+            stack.enter_context(backend.flags(enabled=False))
+    # The strips are thin: on several threads they take longer, on busy cores ten times as long.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        with quiet():
+            stack.close()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Torch warns about its own internals where backends are set and modules copied."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@dataclass
+class Runner:
+    """The net at one precision; keeps the last refusal to explain itself."""
+
+    net: Callable[[torch.Tensor], torch.Tensor]
+    bands: int
+    dtype: torch.dtype
+    refusal: Exception | None = None
+    channels: int = 1
+    integer: bool = False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Run on (band, y, x) -> (channel, y, x) in double; None where the net refuses the size."""
+        try:
+            out = self.net(x[None].contiguous())
+        except Exception as error:  # nets refuse sizes with exceptions of any type
+            self.refusal = error
+            return None
+        if getattr(out, "ndim", None) != 4:
+            shape = getattr(out, "shape", type(out).__name__)
+            raise ValueError(f"the net must return one tensor (n, channel, y, x), got {shape}")
+        self.channels, self.integer = out.shape[1], not out.is_floating_point()
+        return out[0].double() if min(out.shape[2:]) else None
+
+    def draw(self, shape: tuple[int, int], seed: int = 0) -> torch.Tensor:
+        """Random (band, y, x); a generator of its own leaves the caller's random state alone."""
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn((self.bands, *shape), generator=generator, dtype=torch.float64)
+        return x.to(self.dtype)
+
+
+@dataclass
+class Line:
+    """The net along one axis: tensors are (band, thin, long) whatever the axis is."""
+
+    runner: Runner
+    axis: int
+    start: tuple[int, int]
+    noise: float
+    fixed: bool
+    swallows: bool = False
+
+    @property
+    def unit(self) -> int:
+        """A size that the net takes on this axis; its multiples are tried too."""
+        return self.start[self.axis]
+
+    @property
+    def tolerances(self) -> tuple[float, ...]:
+        """Relative differences that count as none; parts of a net may be float32 inside."""
+        import torch
+
+        return (1e-9, 1e-4) if self.runner.dtype == torch.float64 else (1e-4,)
+
+    def draw(self, length: int, seed: int = 0) -> torch.Tensor:
+        """Random input of this length."""
+        return self.runner.draw((self.start[1 - self.axis], length), seed)
+
+    def run(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Output for an input; None where the net refuses its size."""
+        out = self.runner(x if self.axis else x.transpose(1, 2))
+        return out if out is None or self.axis else out.transpose(1, 2)
+
+    def must(self, x: torch.Tensor) -> torch.Tensor:
+        """Output for an input of a size that the net took before."""
+        out = self.run(x)
+        if out is None:
+            raise ValueError(f"the net took {x.shape[2]} px once, then refused them") from (
+                self.runner.refusal)  # fmt: skip
+        return out
+
+    def out_size(self, length: int) -> int | None:
+        """Length of the output for an input of this length; None where the net refuses it."""
+        out = self.run(self.draw(length))
+        return None if out is None else out.shape[2]
+
+
+def exported_size(net: object) -> tuple[int, int] | None:
+    """Return the static (y, x) of a torch.export module, None where they are dynamic."""
+    from torch import fx
+
+    if not isinstance(net, fx.GraphModule):
+        return None
+    shapes = [node.meta["val"].shape for node in net.graph.nodes
+              if node.op == "placeholder" and hasattr(node.meta.get("val"), "shape")]  # fmt: skip
+    if len(shapes) != 1 or len(shapes[0]) != 4:
+        return None
+    y, x = shapes[0][2:]
+    return (y, x) if type(y) is int and type(x) is int else None
+
+
+def start_size(runner: Runner) -> tuple[int, int]:
+    """Find the first (y, x) the net takes."""
+    first: Exception | None = None
+    squares = [(n, n) for n in SIZES]
+    for shape in itertools.chain(squares, itertools.permutations(UNITS, 2)):
+        if runner(runner.draw(shape)) is not None:
+            return shape
+        first = first or runner.refusal
+    raise ValueError(
+        f"the net refused {_in_words(runner.bands)} of every size tried, 8 to {max(SIZES)} px; the "
+        f"first time with: {first!r}. If it takes one size only, pass size=(y, x)"
+    ) from first
+
+
+def takes_only(runner: Runner, start: tuple[int, int]) -> bool:
+    """Whether the net refuses every longer input."""
+    y, x = start
+    longer = ((y + more[0], x + more[1]) for more in ((y, x), (32, 32), (0, x), (y, 0), (64, 64)))
+    return all(runner(runner.draw(shape)) is None for shape in longer)
+
+
+def _in_words(bands: int) -> str:
+    """Say what was fed to the net."""
+    return f"float32 inputs with {bands} band{'s' * (bands != 1)}"
+
+
+def noise_of(runner: Runner, shape: tuple[int, int]) -> float | None:
+    """Return the largest difference between runs on one input; None where the net is random."""
+    import torch
+
+    x = runner.draw(shape)
+    # TorchScript recompiles itself in its first calls, with other roundings.
+    for _ in range(2):
+        runner(x)
+    first, second = runner(x), runner(x)
+    if first is None or second is None:
+        error = runner.refusal
+        raise ValueError(f"the net refused {tuple(x.shape)}: {error!r}") from error
+    difference = torch.nan_to_num(first - second).abs().max().item()
+    spread = torch.nan_to_num(first).std().item()
+    return None if difference > 1e-3 * spread else 4 * difference
+
+
+def in_double(net: object, bands: int, shape: tuple[int, int]) -> Runner | None:
+    """Return a float64 copy of the net, None where it cannot be one."""
+    import torch
+
+    if not isinstance(net, torch.nn.Module):
+        return None
+    try:
+        with quiet():
+            twin = copy.deepcopy(net).requires_grad_(False).double()
+    except Exception:  # any module that cannot be copied is probed in float32 only
+        return None
+    runner = Runner(twin, bands, torch.float64)
+    x = runner.draw(shape)
+    return runner if runner(x) is not None else None
