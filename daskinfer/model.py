@@ -186,6 +186,11 @@ class Model:
             return len(self.bands)
         return self.in_bands or (known.pop() if known else None)
 
+    @property
+    def name(self) -> str:
+        """What the network is called: its file without folder, its factory, or its class."""
+        return Path(self.source).name if self.kind == "pt2" else self.source
+
     def patch(self, **spec: Any) -> Model:
         """Copy of the recipe with some fields changed.
 

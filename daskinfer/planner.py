@@ -121,7 +121,7 @@ class Plan:
         size = form.bands * np.dtype(form.dtype).itemsize * math.prod(self.cog.shapes[0])
         return [
             ("source", f"{height} x {width} px, bands {', '.join(self.source.band_names)}"),
-            ("model", f"{self.model.source}, {self.model.output}, {self.model.precision}"),
+            ("model", f"{self.model.name}, {self.model.output}, {self.model.precision}"),
             ("receptive field", field_text(field)),
             _context_row(self.inference, self.seam),
             ("tile", f"{display.sides_text(tiling.tile)} px"),

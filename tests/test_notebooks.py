@@ -16,7 +16,7 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 LARGEST = 300_000  # bytes, outputs included
 
 # Jupyter looks for its folders in a way that it announces to change.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 class ThisInterpreter(KernelSpecManager):

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 # Lines that tell of the machine and of its codec, not of the result.
@@ -29,7 +27,6 @@ def steady(text):
     return [next((name for name in VARY if line.startswith(name)), line) for line in lines]
 
 
-@pytest.mark.slow
 def test_the_example_prints_what_it_says(tmp_path):
     code, expected = example()
     done = subprocess.run(

@@ -143,6 +143,14 @@ def test_a_model_defined_in_a_test_runs_in_other_processes(tmp_path, two_workers
     assert np.array_equal(read(tmp_path / "o.tif"), np.concatenate([raw, 2 * raw]))
 
 
+def test_a_lazy_prediction_of_a_module_computes_in_other_processes(tmp_path, two_workers):
+    raw = noise(2, 100, 90)
+    source = write_raster(tmp_path / "scene.tif", raw)
+    lazy = di.predict(di.open_raster(source), seeded(N3), **JOB)
+    classes = two_workers.compute(lazy.data).result()
+    assert_classes(classes[0], whole(seeded(N3), raw))
+
+
 def test_a_failing_chunk_stops_the_run_and_says_where(tmp_path, one_worker):
     events = []
     with pytest.raises(di.InferenceError, match=r"\(32, 32, 32, 32\) failed on inproc") as caught:
