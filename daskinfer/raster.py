@@ -116,7 +116,8 @@ class Raster:
 
     def changed(self) -> bool:
         """Whether the file is another one than was described."""
-        return not self.identity.startswith(_identity(self.path))
+        # What follows the file's identity tells of the window.
+        return not f"{self.identity}|".startswith(f"{_identity(self.path)}|")
 
     def select(self, bands: Bands) -> Raster:
         """The raster with these bands only, in this order."""

@@ -209,7 +209,7 @@ def test_a_chunk_that_kills_its_worker_does_not_take_the_run_down(tmp_path):
 
 
 def test_a_rerun_computes_only_what_is_missing(tmp_path, one_worker):
-    source = write_raster(tmp_path / "scene.tif", noise(2, 96, 96))
+    source = write_raster(tmp_path / "scene.tif", noise(2, 224, 224))
     net = seeded(N3)
     plan = di.plan(source, net, tmp_path / "o.tif", **JOB)
 
@@ -221,10 +221,10 @@ def test_a_rerun_computes_only_what_is_missing(tmp_path, one_worker):
         di.run(plan, client=one_worker, callbacks=[stop])
     with WorkFile.open(f"{plan.output}.partial", plan.cog, plan.inference.chunk) as work:
         done = int(work.done().sum())
-    assert 1 <= done < 9
+    assert 1 <= done < 49
     report = di.run(plan, client=one_worker)
     assert report.resumed == done
-    assert_classes(read(tmp_path / "o.tif")[0], whole(net, noise(2, 96, 96)))
+    assert_classes(read(tmp_path / "o.tif")[0], whole(net, noise(2, 224, 224)))
 
 
 def test_a_killed_run_leaves_what_is_done_and_goes_on(tmp_path):
@@ -435,7 +435,7 @@ def test_a_model_is_loaded_once_per_worker_and_not_per_chunk(tmp_path, two_worke
         """)
     )
     monkeypatch.syspath_prepend(tmp_path)
-    two_workers.run(sys.path.insert, 0, str(tmp_path))
+    two_workers.run(lambda folder: sys.path.insert(0, folder), str(tmp_path))
     source = write_raster(tmp_path / "scene.tif", noise(2, 160, 160))
     model = di.load_model("counted_nets:make", output="values")
     lazy = di.predict(di.open_raster(source), model, **JOB)
