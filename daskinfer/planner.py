@@ -37,6 +37,9 @@ __all__ = ["Plan", "check_output", "cog_spec", "field_text", "plan", "replaced"]
 OnError = Literal["raise", "nodata"]
 
 _BLOCK = 512
+# Chunks at work in one worker process, and batches in its mailbox.
+_THREADS = 3
+_RING = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +85,16 @@ class Plan:
     @property
     def memory(self) -> int:
         """Bytes that pixels and batches of one worker take, without the model's own activations."""
-        threads = 4
-        rows, cols = (
-            side + 2 * halo for side, halo in zip(self.tiling.chunk, self.tiling.halo, strict=True)
-        )
-        pixel = self.inference.in_bands * np.dtype(self.inference.dtype).itemsize + 1
-        result = self.inference.form.bands * np.dtype(self.inference.form.dtype).itemsize
-        tile = math.prod(self.tiling.tile)
-        batch = self.inference.batch_size * tile * (3 * pixel + 4 * self.inference.in_bands)
-        return threads * rows * cols * (pixel + 3 * result) + batch
+        job = self.inference
+        read = self.tiling.chunk_at((0, 0)).read.shape
+        delivered = job.window((0, 0)).shape
+        pixel = job.in_bands * np.dtype(job.dtype).itemsize + 1
+        # The result, its blocks and their overviews; scores and weights too where tiles are blended.
+        result = 3 * job.form.bands * np.dtype(job.form.dtype).itemsize
+        result += 8 * (job.channels + 1) if job.blended else 0
+        chunk = math.prod(read) * pixel + math.prod(delivered) * result
+        batches = _RING * job.batch_size * math.prod(self.tiling.tile) * pixel
+        return _THREADS * chunk + batches
 
     def settings(self) -> dict[str, Any]:
         """What two runs must share to fill one output: plain JSON values by name."""
@@ -117,6 +121,7 @@ class Plan:
 
     def _rows(self) -> list[display.Row]:
         tiling, form, field = self.tiling, self.inference.form, self.field
+        chunk = tiling.chunk_at((0, 0)).window.shape
         height, width = (display.count_text(side) for side in tiling.shape)
         size = form.bands * np.dtype(form.dtype).itemsize * math.prod(self.cog.shapes[0])
         return [
@@ -126,10 +131,7 @@ class Plan:
             _context_row(self.inference, self.seam),
             ("tile", f"{display.sides_text(tiling.tile)} px"),
             ("overhead", f"{tiling.overhead:.0%} more pixels computed than the raster has"),
-            (
-                "chunks",
-                f"{display.count_text(tiling.chunks)} of {display.sides_text(tiling.chunk)} px",
-            ),
+            ("chunks", f"{display.count_text(tiling.chunks)} of {display.sides_text(chunk)} px"),
             (
                 "tiles",
                 f"{display.count_text(tiling.runs)} in batches of {self.inference.batch_size}",

@@ -171,10 +171,12 @@ class _Outputs:
     def finish(self, failures: Sequence[Failure]) -> None:
         """Turn the work file into the output."""
         self.work.finish(self.plan.output)
+        # What the output lacks stays written beside it.
+        lacking = Path(f"{self.plan.output}.failed.jsonl")
         if failures:
-            # What the output lacks stays written beside it.
-            os.replace(self.ledger.path, f"{self.plan.output}.failed.jsonl")
+            os.replace(self.ledger.path, lacking)
         else:
+            lacking.unlink(missing_ok=True)
             self.ledger.remove()
 
 
