@@ -89,7 +89,7 @@ class Plan:
         read = self.tiling.chunk_at((0, 0)).read.shape
         delivered = job.window((0, 0)).shape
         pixel = job.in_bands * np.dtype(job.dtype).itemsize + 1
-        # The result, its blocks and their overviews; scores and weights too where tiles are blended.
+        # The result, its blocks and overviews; scores and weights too where tiles are blended.
         result = 3 * job.form.bands * np.dtype(job.form.dtype).itemsize
         result += 8 * (job.channels + 1) if job.blended else 0
         chunk = math.prod(read) * pixel + math.prod(delivered) * result
