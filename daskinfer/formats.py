@@ -124,7 +124,9 @@ def load_weights(module: torch.nn.Module, path: str) -> None:
             state = torch.load(path, map_location="cpu", weights_only=True)
         module.load_state_dict(state)
     except ModuleNotFoundError as error:
-        raise ImportError("reading .safetensors needs: pip install 'daskinfer[safetensors]'") from error
+        raise ImportError(
+            "reading .safetensors needs: pip install 'daskinfer[safetensors]'"
+        ) from error
     except Exception as error:
         raise ValueError(f"weights {path!r} do not fit {type(module).__name__}: {error}") from error
 
