@@ -104,7 +104,7 @@ def test_run_that_fails_exits_with_1_keeps_the_partial_output_and_info_tells_of_
     output = tmp_path / "out.tif"
     assert main(["run", *shy, str(output), *CHUNKS]) == FAILED
     err = capsys.readouterr().err
-    assert "daskinfer: chunk 1 at (row, col, height, width) = (0, 64, 64, 56) failed 3 times" in err
+    assert "daskinfer: chunk 1 at (row, col, height, width) = (0, 64, 64, 56) failed on inproc" in err
     assert "ValueError: too bright for me" in err
     assert not output.exists()
 
@@ -152,7 +152,7 @@ def test_refused_input_exits_with_2_and_says_why_on_stderr(source, factory, tmp_
     (tmp_path / "there.tif").write_text("")
     refused = {
         "no such file": ["nowhere.tif", factory, output],
-        "exists: pass overwrite=True": [source, factory, str(tmp_path / "there.tif")],
+        "exists: pass --overwrite": [source, factory, str(tmp_path / "there.tif")],
         "no such file, and not a 'package": [source, "no model", output],
         "no band 'swir'": [source, factory, output, "--bands", "red,swir"],
         "std must be positive": [source, factory, output, "--std", "0"],
