@@ -104,7 +104,8 @@ def test_run_that_fails_exits_with_1_keeps_the_partial_output_and_info_tells_of_
     output = tmp_path / "out.tif"
     assert main(["run", *shy, str(output), *CHUNKS]) == FAILED
     err = capsys.readouterr().err
-    assert "daskinfer: chunk 1 at (row, col, height, width) = (0, 64, 64, 56) failed on inproc" in err
+    where = "daskinfer: chunk 1 at (row, col, height, width) = (0, 64, 64, 56)"
+    assert f"{where} failed on inproc" in err
     assert "ValueError: too bright for me" in err
     assert not output.exists()
 
