@@ -124,7 +124,10 @@ def _refuse_unsteady(model: Model, bands: int, size: tuple[int, int]) -> None:
             "the model gives two results for one input (dropout that is always on, or exported in "
             "train mode?): export it after model.eval()"
         )
-    if not torch.allclose(both[1:].float(), alone.float(), rtol=1e-3, atol=1e-5, equal_nan=True):
+    beside = both[1:]
+    if beside.shape != alone.shape or not torch.allclose(
+        beside.float(), alone.float(), rtol=1e-3, atol=1e-5, equal_nan=True
+    ):
         raise ValueError(
             "the model's result for a tile depends on the tiles beside it in the batch (BatchNorm "
             "without running statistics, or exported in train mode?): it would change with "

@@ -19,19 +19,29 @@ from nets import ResNetUNet, analytic_radius, build, family, total_stride
 from oracle import whole
 
 
-def tiled(net, raw, **choice):
-    """Scores of `raw` in tiles and chunks, all in this thread, and the tiling."""
+def settled(net, raw, **choice):
+    """A raster as a source, and what to run on it."""
     source = ArraySource(xr.DataArray(raw, dims=("band", "y", "x")))
     model = di.load_model(net, output="values")
-    inference, _ = settle(source, model, Choice(**choice))
-    result = np.empty((inference.channels, *raw.shape[1:]), np.float32)
+    return source, settle(source, model, Choice(**choice))[0]
+
+
+def tiled(net, raw, **choice):
+    """Scores of `raw` in tiles and chunks, all in this thread, and the tiling."""
+    source, inference = settled(net, raw, **choice)
+    return computed(source, inference), inference.tiling
+
+
+def computed(source, inference):
+    """Scores of all chunks, in this thread."""
+    result = np.empty((inference.channels, *source.grid.shape), np.float32)
     with using_actor(inference) as actor:
         for number in range(inference.tiling.chunks):
             index = inference.tiling.index_of(number)
             rows, cols = inference.window(index).slices()
             result[:, rows, cols] = infer_chunk(inference, index, source.read, actor).data
     release_actor(inference)
-    return result, inference.tiling
+    return result
 
 
 def check(layers, seed, shape, core, chunk, batch, more):
@@ -82,10 +92,9 @@ def test_one_shape_of_tile_per_run():
 
     net = Recording()
     raw = noise(1, 70, 70, dtype="float32")
-    di.receptive_field(di.load_model(net, output="values"), bands=1)
-    tiled(net, raw, tile=32, batch_size=4)  # measures the smallest input too, once
-    shapes.clear()
-    tiled(net, raw, tile=32, batch_size=4)
+    source, inference = settled(net, raw, tile=32, batch_size=4)
+    shapes.clear()  # of the measurements
+    computed(source, inference)
     assert shapes == {(32, 32)}
 
 
@@ -125,7 +134,7 @@ def test_planning_and_building_a_graph_do_not_run_the_model(tmp_path):
 def test_a_tile_that_comes_back_too_small_is_an_error():
     class Short(torch.nn.Module):
         def forward(self, x):
-            return x[..., :-1] if x.shape[0] > 1 else x
+            return x[..., :-1] if x.shape[2:] == (32, 32) else x
 
     raw = noise(1, 64, 64, dtype="float32")
     with pytest.raises(ValueError, match="too small for its core"):
