@@ -165,7 +165,8 @@ def _overlapped(source: ArraySource, inference: Inference) -> da.Array:
         _infer_block,
         *arrays,
         depth=[depth] * len(arrays),
-        # Whatever is put beside the raster's edge, the model's own padding is not that; see DESIGN.
+        # Nothing beside the raster's edge: whatever else is put there, the model's own padding in
+        # a whole-image run is not that.
         boundary="none",
         trim=False,
         # The chunks are ours: dask would move their borders off the tile lattice.
