@@ -108,11 +108,7 @@ class Forward:
         self._blended = blended
         self.device = torch.device(device)
         self._network = model.network(device)
-        scale = raster_scale if model.scale is None else model.scale
-        offset = raster_offset if model.offset is None else model.offset
-        if model.scale is not None and model.offset is None:
-            # A scale of the user's replaces the raster's pair, not half of it.
-            offset = (0.0,)
+        scale, offset = model.scaling(raster_scale, raster_offset)
         self._scale = self._per_band(scale, 1.0)
         self._offset = self._per_band(offset, 0.0)
         self._mean = self._per_band(model.mean or (0.0,), 0.0)

@@ -191,6 +191,15 @@ class Model:
         """What the network is called: its file without folder, its factory, or its class."""
         return Path(self.source).name if self.kind == "pt2" else self.source
 
+    def scaling(self, scale: Numbers, offset: Numbers) -> tuple[Numbers, Numbers]:
+        """Scale and offset from raw numbers to physical values, given the raster's own pair.
+
+        A scale of the model's replaces the raster's pair, not half of it.
+        """
+        if self.scale is not None:
+            return self.scale, self.offset or (0.0,)
+        return scale, offset if self.offset is None else self.offset
+
     def patch(self, **spec: Any) -> Model:
         """Copy of the recipe with some fields changed.
 
@@ -381,17 +390,8 @@ def _find(model: Model) -> torch.nn.Module:
 
 _PER_BAND = ("scale", "offset", "mean", "std")
 _TEXTS = ("bands", "class_names", "class_colors")
-_SPEC = (
-    *_PER_BAND,
-    *_TEXTS,
-    "fill",
-    "output",
-    "activation",
-    "threshold",
-    "tile",
-    "tta",
-    "precision",
-)
+_OTHERS = ("fill", "output", "activation", "threshold", "tile", "tta", "precision")
+_SPEC = (*_PER_BAND, *_TEXTS, *_OTHERS)
 
 
 def _check_spec(spec: Mapping[str, Any]) -> None:

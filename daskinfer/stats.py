@@ -47,9 +47,7 @@ def with_statistics(source: Source, model: Model, statistics: str | None) -> Mod
         values = values[:, pixels.valid.ravel()]
     if not values.size:
         raise ValueError("statistics='global': the raster has no valid pixel")
-    scale, offset = source.scales, source.offsets
-    if model.scale is not None:
-        scale, offset = model.scale, model.offset or (0.0,)
+    scale, offset = model.scaling(source.scales, source.offsets)
     physical = values * _column(scale) + _column(offset)
     std = physical.std(axis=1)
     # A band of one value is 0 after normalisation whatever it is divided by.

@@ -155,6 +155,16 @@ def test_global_statistics_are_those_of_the_raster_and_the_same_for_any_tile(tmp
     assert all(np.array_equal(results[0], other, equal_nan=True) for other in results)
 
 
+def test_global_statistics_are_of_the_numbers_that_the_model_sees(tmp_path):
+    raw = noise(1, 64, 64, dtype="float32")
+    source = write_raster(tmp_path / "scene.tif", raw)
+    for spec, shift in (({"offset": 100}, 100), ({"scale": 2}, 0), ({"scale": 2, "offset": 5}, 5)):
+        model = di.load_model(Pixel(), output="values", **spec)
+        plan = di.plan(source, model, tmp_path / "o.tif", statistics="global")
+        expected = raw.astype(np.float64).mean() * spec.get("scale", 1) + shift
+        assert plan.model.mean == pytest.approx((expected,))
+
+
 def test_statistics_per_tile_are_refused(tmp_path):
     with pytest.raises(ValueError, match="visible squares"):
         di.plan(demo_path(), seeded(N3, 6), tmp_path / "o.tif", statistics="tile")
