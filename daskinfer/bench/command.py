@@ -20,7 +20,9 @@ _OURS = {"command", "runs", "json", "compare", "scratch"}
 
 def benches() -> tuple[Bench, ...]:
     """All benchmarks."""
-    return ()
+    from daskinfer.bench import feed
+
+    return (feed.BENCH,)
 
 
 def add_parser(commands: Any) -> None:
