@@ -50,6 +50,10 @@ _STRUCTURE = {
     tiff.TILE_WIDTH: "block size",
     tiff.SAMPLE_FORMAT: "sample format",
     tiff.GDAL_NODATA: "nodata",
+    tiff.PLANAR_CONFIGURATION: "interleave",
+    tiff.PHOTOMETRIC: "colour space",
+    tiff.JPEG_TABLES: "jpeg quality",
+    tiff.LERC_PARAMETERS: "lerc codec",
 }
 
 
@@ -123,7 +127,8 @@ class WorkFile:
         if os.path.exists(path):
             raise FileExistsError(f"{path} exists: open it to go on, or delete it")
         layout = _planned(template(spec), spec, tiff.WORK_GHOST)
-        tile = encode_tile(np.full((spec.count, 1, 1), spec.fill, spec.dtype), spec)
+        bands = spec.count // spec.planes
+        tile = encode_tile(np.full((bands, 1, 1), spec.fill, spec.dtype), spec)
         with new_file(path, layout) as file:
             file.write(struct.pack("<I", len(tile)) + tile, layout.data_start)
         return cls(path, spec, chunk)
@@ -229,7 +234,8 @@ class WorkFile:
         ndarray of bool, shape (block rows, block columns)
             Of the full resolution.
         """
-        return self._file.counts(0) > 0
+        counts = self._file.counts(0).reshape(self.spec.planes, *self.spec.grid(0))
+        return np.asarray((counts > 0).all(axis=0))
 
     def done(
         self, rows: Sequence[int] | None = None, cols: Sequence[int] | None = None
@@ -316,12 +322,16 @@ class WorkFile:
 
     def _empty_chunk(self, row: int, col: int) -> EncodedChunk:
         parts = []
-        for level, grid in enumerate(self._file.layout.grids[: self.levels + 1]):
+        for level in range(self.levels + 1):
+            grid = self.spec.grid(level)
             # Rounding matters only where the chunk side is that of the raster: one chunk, from 0.
             across = [-(-side // self.spec.chunk_step(level)) for side in self.chunk]
-            corner = row * across[0], col * across[1]
-            shape = [min(n, size - at) for n, size, at in zip(across, grid, corner, strict=True)]
-            parts.append(EncodedPart(level, *corner, np.zeros(shape, np.int64)))
+            top, left = row * across[0], col * across[1]
+            sizes = np.zeros((min(across[0], grid[0] - top), min(across[1], grid[1] - left)), int)
+            parts += [
+                EncodedPart(level, top + plane * grid[0], left, sizes)
+                for plane in range(self.spec.planes)
+            ]
         return EncodedChunk(tuple(parts), b"")
 
     def _raise_levels(self, threads: int) -> None:

@@ -33,9 +33,15 @@ _LEVELS = {
     "zstd": ("ZSTD_LEVEL", 22, 3),
     "lerc_deflate": ("ZLEVEL", 9, 6),
     "lerc_zstd": ("ZSTD_LEVEL", 22, 3),
+    "jpeg": ("JPEG_QUALITY", 100, 75),
+    "webp": ("WEBP_LEVEL", 100, 75),
 }
-CODECS = (*_LEVELS, "lzw", "lerc", "none")
+CODECS = (*_LEVELS, "lzw", "lerc", "webp_lossless", "none")
+INTERLEAVES = ("pixel", "band")
 _PREDICTED = ("deflate", "zstd", "lzw")
+# Codecs of pictures: which bands they take together in one tile, always of uint8.
+_PICTURES = {"jpeg": (1, 3), "webp": (3, 4), "webp_lossless": (3, 4)}
+_LOSSY = ("jpeg", "webp")
 
 
 @dataclass(frozen=True)
@@ -70,11 +76,17 @@ class CogSpec:
     blocksize : int
         Side of a tile in pixels, a multiple of 16 (TIFF 6.0 section 15).
     compress : str
-        ``deflate``, ``zstd``, ``lzw``, ``lerc``, ``lerc_deflate``, ``lerc_zstd`` or ``none``.
+        ``deflate``, ``zstd``, ``lzw``, ``lerc``, ``lerc_deflate``, ``lerc_zstd`` or ``none``; for
+        pictures of uint8 also ``jpeg`` (1 or 3 bands in a tile; 3 become YCbCr) and ``webp`` or
+        ``webp_lossless`` (3 or 4 bands).
     level : int, optional
-        Of deflate or zstd.
+        Of deflate or zstd; of jpeg and webp, the quality.
     predictor : int or "auto"
-        1, 2 (differences) or 3 (floats); ``auto`` is 3 for floats, else 2.
+        1, 2 (differences) or 3 (floats), for deflate, zstd and lzw; ``auto`` is 3 for floats,
+        else 2.
+    interleave : {"pixel", "band"}
+        ``pixel`` has all bands of a place in one tile, ``band`` a tile for each: better for
+        readers that take few of many bands.
     resampling : {"mode", "average", "nearest"}
         How overviews are made.
     max_z_error : float
@@ -115,6 +127,7 @@ class CogSpec:
     predictor: str | int = "auto"
     resampling: str = "mode"
     max_z_error: float = 0.0
+    interleave: str = "pixel"
     _nodata_key: str = field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
@@ -147,10 +160,31 @@ class CogSpec:
         return int(self.predictor)
 
     @property
+    def planes(self) -> int:
+        """Tiles at one place: one for all bands together, or one for each."""
+        return self.count if self.interleave == "band" else 1
+
+    @property
     def codec_level(self) -> int:
-        """Level of deflate or zstd; 0 for codecs without one."""
+        """Level of deflate or zstd, quality of jpeg or webp; 0 for codecs without one."""
         default = _LEVELS.get(self.compress, ("", 0, 0))[2]
         return default if self.level is None else self.level
+
+    def grid(self, level: int) -> tuple[int, int]:
+        """Count the tiles of a level, of one plane.
+
+        Parameters
+        ----------
+        level : int
+            0 is full resolution.
+
+        Returns
+        -------
+        (int, int)
+            Rows and columns of tiles.
+        """
+        height, width = self.shapes[level]
+        return -(-height // self.blocksize), -(-width // self.blocksize)
 
     def chunk_step(self, levels: int = 0) -> int:
         """Pixels that a chunk's origin and side must be multiples of.
@@ -229,20 +263,50 @@ def _held_nodata(nodata: float | None, dtype: str) -> float | None:
 def _check_codec(spec: CogSpec) -> None:
     if spec.compress not in CODECS:
         raise ValueError(f"compress {spec.compress!r} is not one of {', '.join(CODECS)}")
+    if spec.interleave not in INTERLEAVES:
+        raise ValueError(f"interleave {spec.interleave!r} is not 'pixel' or 'band'")
+    if spec.compress in _PICTURES:
+        _check_picture(spec)
     if spec.level is not None:
         _, largest, _ = _LEVELS.get(spec.compress, ("", 0, 0))
         if not 1 <= spec.level <= largest:
             known = f"1 to {largest}" if largest else "none"
             raise ValueError(f"level {spec.level} for {spec.compress}, which has {known}")
-    if spec.predictor not in ("auto", 1, 2, 3):
-        raise ValueError(f"predictor {spec.predictor!r} is not 1, 2, 3 or 'auto'")
-    is_float = np.dtype(spec.dtype).kind == "f"
-    if spec.predictor == 3 and not is_float:
-        raise ValueError(f"predictor 3 is for floats, not {spec.dtype}: pass 2")
+    _check_predictor(spec)
     if spec.compress.startswith("lerc") and spec.dtype in ("int64", "uint64"):
         raise ValueError(f"{spec.compress} cannot hold {spec.dtype}: pass compress='zstd'")
     if spec.max_z_error < 0 or (spec.max_z_error and not spec.compress.startswith("lerc")):
         raise ValueError(f"max_z_error {spec.max_z_error} with {spec.compress}: only lerc has one")
+
+
+def _check_predictor(spec: CogSpec) -> None:
+    if spec.predictor not in ("auto", 1, 2, 3):
+        raise ValueError(f"predictor {spec.predictor!r} is not 1, 2, 3 or 'auto'")
+    if spec.predictor == 3 and np.dtype(spec.dtype).kind != "f":
+        raise ValueError(f"predictor 3 is for floats, not {spec.dtype}: pass 2")
+    if spec.predictor in (2, 3) and spec.compress not in _PREDICTED:
+        raise ValueError(
+            f"predictor {spec.predictor} with {spec.compress}, which has none: leave it out, or"
+            f" pass compress={' or '.join(map(repr, _PREDICTED))}"
+        )
+
+
+def _check_picture(spec: CogSpec) -> None:
+    """Refuse what a codec of pictures cannot hold, or would change without a word."""
+    together, bands = _PICTURES[spec.compress], spec.count // spec.planes
+    if spec.dtype != "uint8":
+        raise ValueError(f"{spec.compress} cannot hold {spec.dtype}: pass compress='deflate'")
+    if bands not in together:
+        raise ValueError(
+            f"{spec.compress} takes {' or '.join(map(str, together))} bands in a tile, not {bands}:"
+            f" pass {'interleave=' + repr('band') + ' or ' if 1 in together else ''}"
+            "compress='deflate'"
+        )
+    if spec.compress in _LOSSY and (spec.nodata is not None or spec.colors):
+        raise ValueError(
+            f"{spec.compress} changes pixels a little, which nodata and the values of a colour"
+            " table do not survive: pass compress='deflate'"
+        )
 
 
 def _check_metadata(spec: CogSpec) -> None:
@@ -295,15 +359,16 @@ def gdal_profile(spec: CogSpec, height: int, width: int) -> dict[str, Any]:
     """
     profile: dict[str, Any] = {
         "driver": "GTiff", "height": height, "width": width,
-        "count": spec.count, "dtype": spec.dtype, "interleave": "pixel",
+        "count": spec.count, "dtype": spec.dtype, "interleave": spec.interleave,
         "tiled": True, "blockxsize": spec.blocksize, "blockysize": spec.blocksize,
         "BIGTIFF": "YES", "ENDIANNESS": "LITTLE",
     }  # fmt: skip
     if not spec.colors:
-        # GDAL takes three or four bytes for RGB and alpha.
-        profile["photometric"] = "MINISBLACK"
+        profile["photometric"] = _photometric(spec)
     if spec.compress != "none":
-        profile["compress"] = spec.compress.upper()
+        profile["compress"] = spec.compress.removesuffix("_lossless").upper()
+    if spec.compress == "webp_lossless":
+        profile["WEBP_LOSSLESS"] = "TRUE"
     if spec.compress in _PREDICTED:
         profile["predictor"] = spec.tiff_predictor
     if spec.compress in _LEVELS:
@@ -311,6 +376,13 @@ def gdal_profile(spec: CogSpec, height: int, width: int) -> dict[str, Any]:
     if spec.compress.startswith("lerc"):
         profile["MAX_Z_ERROR"] = spec.max_z_error
     return profile
+
+
+def _photometric(spec: CogSpec) -> str:
+    """Meaning of the bands: left open, as GDAL takes three or four of uint8 for a picture."""
+    if spec.compress == "jpeg" and spec.planes == 1 and spec.count == 3:
+        return "YCBCR"
+    return "RGB" if spec.compress.startswith("webp") else "MINISBLACK"
 
 
 @lru_cache(maxsize=8)

@@ -6,7 +6,7 @@ Encoding knows no file: it can run anywhere, and what it returns can be sent any
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import imagecodecs
 import numpy as np
@@ -18,6 +18,9 @@ from daskinfer import tiff
 from daskinfer.cogspec import CogSpec, gdal_profile
 from daskinfer.overview import Array, reduce2x2
 
+# Codecs that need no more of the file than the bytes of the tile; GDAL encodes the others, which
+# have tables and parameters in tags of the file.
+_OWN = ("deflate", "zstd", "lzw", "none")
 # For scratch files: rasterio warns of rasters without a place, and hiding a warning is not safe
 # in threads.
 _ANYWHERE = Affine(1, 0, 1, 0, -1, 1)
@@ -25,12 +28,12 @@ _ANYWHERE = Affine(1, 0, 1, 0, -1, 1)
 
 @dataclass(frozen=True, eq=False)
 class EncodedPart:
-    """Encoded tiles of a chunk at one level.
+    """Encoded tiles of a chunk at one level, and of one band where bands have their own.
 
     Parameters
     ----------
     level, row, col : int
-        Level, and tile row and column of the chunk's corner.
+        Level, and tile row and column of the chunk's corner in `Layout.grids`.
     sizes : ndarray of int64, shape (rows, columns)
         Bytes of each tile; 0 for one that is all nodata.
     """
@@ -48,7 +51,7 @@ class EncodedChunk:
     Parameters
     ----------
     parts : tuple of EncodedPart
-        One per level.
+        One per level, or one per level and band, from full resolution up.
     data : bytes
         Tiles of all parts, each part in reading order.
     """
@@ -130,13 +133,15 @@ def encode_levels(
         if level:
             array = reduce2x2(array, spec.resampling, spec.nodata)
             row, col = row // 2, col // 2
-        part, tiles = _encode_level(spec, array, level, row, col)
-        parts.append(part)
-        data += tiles
+        rows = spec.grid(level)[0]
+        for plane, bands in enumerate(np.split(array, spec.planes)):
+            part, tiles = _encode_tiles(spec, bands, level, row, col)
+            parts.append(replace(part, row=part.row + plane * rows))
+            data += tiles
     return EncodedChunk(tuple(parts), b"".join(data))
 
 
-def _encode_level(
+def _encode_tiles(
     spec: CogSpec, array: Array, level: int, row: int, col: int
 ) -> tuple[EncodedPart, list[bytes]]:
     side = spec.blocksize
@@ -162,7 +167,7 @@ def encode_tile(block: Array, spec: CogSpec) -> bytes:
     Parameters
     ----------
     block : ndarray, shape (band, y, x)
-        Pixels; short sides are filled up by repeating the edge.
+        Pixels of the bands that share a tile; short sides are filled up by repeating the edge.
     spec : CogSpec
         The file.
 
@@ -175,7 +180,7 @@ def encode_tile(block: Array, spec: CogSpec) -> bytes:
     if any(short):
         # Repeating the edge costs the fewest bytes; readers cut it off.
         block = np.pad(block, [(0, 0), (0, short[0]), (0, short[1])], mode="edge")
-    if spec.compress.startswith("lerc"):
+    if spec.compress not in _OWN:
         return _encode_with_gdal(block, spec)
     # All bands of a pixel together: PlanarConfiguration 1.
     tile = np.ascontiguousarray(np.moveaxis(block, 0, -1))
@@ -205,7 +210,7 @@ def _compress(tile: Array, spec: CogSpec) -> bytes:
 
 def _encode_with_gdal(block: Array, spec: CogSpec) -> bytes:
     """Let GDAL encode the one tile of a file in memory."""
-    profile = gdal_profile(spec, spec.blocksize, spec.blocksize)
+    profile = gdal_profile(spec, spec.blocksize, spec.blocksize) | {"count": len(block)}
     with MemoryFile() as memory:
         with memory.open(**profile, transform=_ANYWHERE) as dataset:
             dataset.write(block)

@@ -28,16 +28,21 @@ IMAGE_WIDTH = 256
 IMAGE_LENGTH = 257
 BITS_PER_SAMPLE = 258
 COMPRESSION = 259
+PHOTOMETRIC = 262
 SAMPLES_PER_PIXEL = 277
+PLANAR_CONFIGURATION = 284
 PREDICTOR = 317
 TILE_WIDTH = 322
 TILE_OFFSETS = 324
 TILE_BYTE_COUNTS = 325
 SAMPLE_FORMAT = 339
+JPEG_TABLES = 347
+GDAL_METADATA = 42112
 GDAL_NODATA = 42113
+LERC_PARAMETERS = 50674
 
 # Georeferencing, RPCs and GDAL's metadata: full resolution only (OGC 21-026, 7.4).
-_MAIN_ONLY = frozenset({33550, 33922, 34264, 34735, 34736, 34737, 42112, 50844})
+_MAIN_ONLY = frozenset({33550, 33922, 34264, 34735, 34736, 34737, GDAL_METADATA, 50844})
 
 # TIFF 6.0 section 2 "Types"; 13 is IFD; BigTIFF adds 16 LONG8, 17 SLONG8, 18 IFD8.
 _LONG, _LONG8 = 4, 16
@@ -139,6 +144,24 @@ def shape_of(ifd: Ifd) -> tuple[int, int]:
     return int(ifd[IMAGE_LENGTH].ints()[0]), int(ifd[IMAGE_WIDTH].ints()[0])
 
 
+def planes_of(ifd: Ifd) -> int:
+    """Count the tiles at one place.
+
+    Parameters
+    ----------
+    ifd : mapping
+        Tags.
+
+    Returns
+    -------
+    int
+        The number of bands where each has its own (TIFF 6.0, PlanarConfiguration 2), else 1.
+    """
+    planar = ifd.get(PLANAR_CONFIGURATION)
+    own = planar is not None and planar.ints()[0] == 2
+    return int(ifd[SAMPLES_PER_PIXEL].ints()[0]) if own else 1
+
+
 def parse_bytes(data: bytes | memoryview) -> dict[int, Entry]:
     """Read the first IFD of a file in memory.
 
@@ -173,7 +196,8 @@ class Layout:
     Parameters
     ----------
     grids : tuple of (int, int)
-        Tile rows and columns of each level, full resolution first.
+        Tile rows and columns of each level, full resolution first; where bands have tiles of their
+        own, the rows of all bands, one band below the other.
     header : tuple of (int, bytes)
         What to write where; the index is left out, and is zeros.
     offsets_at, counts_at : tuple of int
@@ -223,7 +247,8 @@ def plan_layout(
     Layout
         The same for the same arguments, always.
     """
-    grids = tuple((-(-h // blocksize), -(-w // blocksize)) for h, w in shapes)
+    planes = planes_of(main)
+    grids = tuple((planes * -(-h // blocksize), -(-w // blocksize)) for h, w in shapes)
     ifds = [_level_ifd(main, shapes[i], grids[i], i > 0) for i in range(len(grids))]
     cursor = _Cursor(_FILE_HEADER + len(ghost))
     # Validators expect the first IFD right behind the ghost area, rounded up to a word only.
