@@ -30,8 +30,9 @@ import rasterio
 from numpy.typing import NDArray
 from rasterio.windows import Window
 
-from daskinfer import tiff
+from daskinfer import cogstats, tiff
 from daskinfer.cogspec import CogSpec, no_georeferencing_warning, template
+from daskinfer.cogstats import StatisticsTable, blank_statistics
 from daskinfer.encode import EncodedChunk, EncodedPart, encode_chunk, encode_levels, encode_tile
 from daskinfer.overview import Shape
 from daskinfer.tileindex import IndexedFile, copy_tiles, new_file, read_at, rename
@@ -40,6 +41,9 @@ __all__ = ["CogSpec", "EncodedChunk", "WorkFile", "encode_chunk"]
 
 # The levels above the chunks' own are made from regions of about this many bytes, per thread.
 _REGION_BYTES = 32 << 20
+
+# Sizes of the shared tile of nodata and of the table of statistics, in front of both.
+_SHARED = struct.Struct("<IQ")
 
 # What must agree before tiles of a spec may go into a file.
 _STRUCTURE = {
@@ -93,6 +97,7 @@ class WorkFile:
         try:
             self._main, self._file = _indexed(self.path, self._fd, spec)
             self._fill_at, self._fill_size = self._shared_tile()
+            self._statistics = self._table()
         except BaseException:
             self.close()
             raise
@@ -126,11 +131,16 @@ class WorkFile:
         spec.local_levels(chunk)
         if os.path.exists(path):
             raise FileExistsError(f"{path} exists: open it to go on, or delete it")
-        layout = _planned(template(spec), spec, tiff.WORK_GHOST)
+        main = dict(template(spec))
+        if spec.with_statistics:
+            main[tiff.GDAL_METADATA] = cogstats.blanked(main[tiff.GDAL_METADATA])
+        layout = _planned(main, spec, tiff.WORK_GHOST)
         bands = spec.count // spec.planes
         tile = encode_tile(np.full((bands, 1, 1), spec.fill, spec.dtype), spec)
         with new_file(path, layout) as file:
-            file.write(struct.pack("<I", len(tile)) + tile, layout.data_start)
+            table = _table_size(spec)
+            file.write(_SHARED.pack(len(tile), table) + tile, layout.data_start)
+            file.grow(-file.grow(0) % 8 + table)
         return cls(path, spec, chunk)
 
     @classmethod
@@ -167,8 +177,18 @@ class WorkFile:
     def _shared_tile(self) -> tuple[int, int]:
         """Where the one tile of nodata is, and its size: behind the header, after its size."""
         at = self._file.layout.data_start
-        (size,) = struct.unpack("<I", self._file.read(4, at))
-        return at + 4, size
+        size, table = _SHARED.unpack(self._file.read(_SHARED.size, at))
+        if table != _table_size(self.spec):
+            kept = "with" if table else "without"
+            raise ValueError(f"{self.path} was made {kept} statistics: delete it to start again")
+        return at + _SHARED.size, size
+
+    def _table(self) -> StatisticsTable | None:
+        """What is known of the pixels of each block, behind the shared tile."""
+        end = self._fill_at + self._fill_size
+        if not self.spec.with_statistics:
+            return None
+        return StatisticsTable(self._file, end + -end % 8, self.spec.grid(0), self.spec.count)
 
     def append(self, encoded: EncodedChunk, *, sync: bool = False) -> None:
         """Write a chunk and commit it.
@@ -196,7 +216,7 @@ class WorkFile:
         # Locked again: a chunk that was given to a second worker may arrive twice at once, and
         # the offset of one with the byte count of the other would be no tile.
         with self._locked():
-            self._commit(encoded.parts, at)
+            self._commit(encoded, at)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -208,12 +228,13 @@ class WorkFile:
         finally:
             os.close(fd)
 
-    def _commit(self, parts: Sequence[EncodedPart], at: int) -> None:
+    def _commit(self, encoded: EncodedChunk, at: int) -> None:
         """Point the index at tiles that start at `at`.
 
         A tile that is committed already is taken out first, or else a kill half-way could leave
         a new offset with an old count.
         """
+        parts = encoded.parts
         for part in parts:
             if self._file.counts_of(part.level, part.row, part.col, part.sizes.shape).any():
                 self._file.patch_counts(part.level, part.row, part.col, 0 * part.sizes)
@@ -222,6 +243,8 @@ class WorkFile:
             at += int(part.sizes.sum())
             offsets = np.where(part.sizes, ends - part.sizes, self._fill_at)
             self._file.patch_offsets(part.level, part.row, part.col, offsets)
+        if self._statistics is not None and encoded.statistics is not None:
+            self._statistics.patch(parts[0].row, parts[0].col, encoded.statistics)
         for part in reversed(parts):
             counts = np.where(part.sizes, part.sizes, self._fill_size)
             self._file.patch_counts(part.level, part.row, part.col, counts)
@@ -298,6 +321,7 @@ class WorkFile:
         output = os.path.abspath(output)
         self._settle(allow_missing)
         self._raise_levels(threads)
+        self._tell_statistics()
         if layout == "strict":
             self._write_strict(output)
             os.unlink(self.path)
@@ -332,7 +356,17 @@ class WorkFile:
                 EncodedPart(level, top + plane * grid[0], left, sizes)
                 for plane in range(self.spec.planes)
             ]
-        return EncodedChunk(tuple(parts), b"")
+        statistics = None
+        if self.spec.with_statistics and self.spec.nodata is None:
+            corner = row * self.chunk[0], col * self.chunk[1]
+            sides = [
+                min(side, size - at)
+                for side, size, at in zip(self.chunk, self.spec.shapes[0], corner, strict=True)
+            ]
+            statistics = blank_statistics(
+                (sides[0], sides[1]), self.spec.blocksize, self.spec.count
+            )
+        return EncodedChunk(tuple(parts), b"", statistics)
 
     def _raise_levels(self, threads: int) -> None:
         """Make the levels above the last that is complete, each from the one below it."""
@@ -366,6 +400,19 @@ class WorkFile:
             array = dataset.read(window=window)
         levels = range(base + 1, base + step + 1)
         self.append(encode_levels(self.spec, array, corner, levels))
+
+    def _tell_statistics(self) -> None:
+        """Put the statistics of all pixels into the header."""
+        if self._statistics is None:
+            return
+        height, width = self.spec.shapes[0]
+        old = self._main[tiff.GDAL_METADATA]
+        new = cogstats.filled(
+            template(self.spec)[tiff.GDAL_METADATA], self._statistics.merged(), height * width
+        )
+        self._main = {**self._main, tiff.GDAL_METADATA: new}
+        at = next(at for at, value in self._file.layout.header if value == old.value)
+        self._file.write(new.value or b"", at)
 
     def _write_strict(self, output: str) -> None:
         layout = _planned(self._main, self.spec, tiff.STRICT_GHOST)
@@ -403,3 +450,7 @@ def _indexed(path: str, fd: int, spec: CogSpec) -> tuple[tiff.Ifd, IndexedFile]:
 
 def _planned(main: tiff.Ifd, spec: CogSpec, ghost: bytes) -> tiff.Layout:
     return tiff.plan_layout(main, spec.shapes, spec.blocksize, ghost)
+
+
+def _table_size(spec: CogSpec) -> int:
+    return StatisticsTable.size(spec.grid(0), spec.count) if spec.with_statistics else 0

@@ -21,6 +21,7 @@ from rasterio.errors import NotGeoreferencedWarning
 from rasterio.io import DatasetWriter, MemoryFile
 
 from daskinfer import tiff
+from daskinfer.cogstats import placeholders
 from daskinfer.overview import RESAMPLINGS, Shape, level_shapes
 
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
@@ -91,6 +92,9 @@ class CogSpec:
         How overviews are made.
     max_z_error : float
         Largest error that lerc may make; 0 loses nothing.
+    statistics : bool or "auto"
+        Write minimum, maximum, mean, standard deviation and share of valid pixels of each band
+        into the header; ``auto`` does so for floats.
 
     Raises
     ------
@@ -128,6 +132,7 @@ class CogSpec:
     resampling: str = "mode"
     max_z_error: float = 0.0
     interleave: str = "pixel"
+    statistics: bool | str = "auto"
     _nodata_key: str = field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
@@ -158,6 +163,13 @@ class CogSpec:
         if self.predictor == "auto":
             return 3 if np.dtype(self.dtype).kind == "f" else 2
         return int(self.predictor)
+
+    @property
+    def with_statistics(self) -> bool:
+        """Whether the header tells statistics of the pixels."""
+        if self.statistics == "auto":
+            return np.dtype(self.dtype).kind == "f"
+        return bool(self.statistics)
 
     @property
     def planes(self) -> int:
@@ -310,6 +322,8 @@ def _check_picture(spec: CogSpec) -> None:
 
 
 def _check_metadata(spec: CogSpec) -> None:
+    if not isinstance(spec.statistics, bool) and spec.statistics != "auto":
+        raise ValueError(f"statistics {spec.statistics!r} is not True, False or 'auto'")
     if spec.transform is not None and len(spec.transform) != 6:
         raise ValueError(f"transform has {len(spec.transform)} numbers, not 6")
     if bool(spec.gcps) != bool(spec.gcps_crs):
@@ -397,7 +411,7 @@ def template(spec: CogSpec) -> tiff.Ifd:
     Returns
     -------
     mapping of int to Entry
-        Tags of an empty raster of one tile.
+        Tags of an empty raster of one tile; statistics are `cogstats.placeholders`.
     """
     profile = gdal_profile(spec, spec.blocksize, spec.blocksize)
     profile |= {"SPARSE_OK": "TRUE", "nodata": spec.nodata}
@@ -434,3 +448,6 @@ def _describe(dataset: DatasetWriter, spec: CogSpec) -> None:
         dataset.set_band_description(band, text)
     for band, tags in enumerate(spec.band_tags, 1):
         dataset.update_tags(band, **dict(tags))
+    if spec.with_statistics:
+        for band in range(1, spec.count + 1):
+            dataset.update_tags(band, **placeholders())

@@ -16,6 +16,7 @@ from rasterio.io import MemoryFile
 
 from daskinfer import tiff
 from daskinfer.cogspec import CogSpec, gdal_profile
+from daskinfer.cogstats import Table, block_statistics
 from daskinfer.overview import Array, reduce2x2
 
 # Codecs that need no more of the file than the bytes of the tile; GDAL encodes the others, which
@@ -54,10 +55,13 @@ class EncodedChunk:
         One per level, or one per level and band, from full resolution up.
     data : bytes
         Tiles of all parts, each part in reading order.
+    statistics : ndarray of float64, shape (block rows, block columns, band, 5), optional
+        Of the blocks at full resolution, as `cogstats.block_statistics`.
     """
 
     parts: tuple[EncodedPart, ...]
     data: bytes
+    statistics: Table | None = None
 
 
 def encode_chunk(spec: CogSpec, array: Array, row: int, col: int, levels: int = 0) -> EncodedChunk:
@@ -129,6 +133,9 @@ def encode_levels(
     """
     parts, data = [], []
     row, col = origin
+    statistics = None
+    if spec.with_statistics and levels.start == 0:
+        statistics = block_statistics(array, spec.blocksize, spec.nodata)
     for level in levels:
         if level:
             array = reduce2x2(array, spec.resampling, spec.nodata)
@@ -138,7 +145,7 @@ def encode_levels(
             part, tiles = _encode_tiles(spec, bands, level, row, col)
             parts.append(replace(part, row=part.row + plane * rows))
             data += tiles
-    return EncodedChunk(tuple(parts), b"".join(data))
+    return EncodedChunk(tuple(parts), b"".join(data), statistics)
 
 
 def _encode_tiles(
