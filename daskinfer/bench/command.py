@@ -20,9 +20,9 @@ _OURS = {"command", "runs", "json", "compare", "scratch"}
 
 def benches() -> tuple[Bench, ...]:
     """All benchmarks."""
-    from daskinfer.bench import feed
+    from daskinfer.bench import batch, cpu, feed
 
-    return (feed.BENCH,)
+    return feed.BENCH, cpu.BENCH, batch.BENCH
 
 
 def add_parser(commands: Any) -> None:
@@ -89,11 +89,16 @@ def run_bench(
 
 
 def _notes(bench: Bench, result: Result, groups: Sequence[str]) -> list[str]:
-    notes = []
-    for group in groups:
-        told = bench.notes(result, group)
-        notes += [f"{group}: {note}" if group else note for note in told]
-    return notes
+    """Notes of all settings; those that are the same for all of them once, at the end."""
+    told = {group: list(bench.notes(result, group)) for group in groups}
+    shared = [note for note in told[groups[0]] if all(note in notes for notes in told.values())]
+    own = [
+        f"{group}: {note}" if group else note
+        for group, notes in told.items()
+        for note in notes
+        if note not in shared
+    ]
+    return own + shared
 
 
 def _settings(

@@ -157,7 +157,8 @@ def prepare(options: argparse.Namespace, folder: Path) -> Job:
         raise ValueError("batch, workers and seconds must be positive")
     service = _service(options, folder, core)
     tiles = options.seconds / service * options.batch * options.workers
-    side = core * max(2, math.ceil(math.sqrt(tiles)))
+    # In steps of a chunk, so that a time per batch that varies a little finds the same raster.
+    side = 4 * core * math.ceil(math.sqrt(tiles) / 4)
     say(f"a device takes {service * 1e3:.1f} ms per batch; raster of {side} x {side} px ...")
     source = scene_raster(folder, side, side, min(core, 512))
     log = str(folder / "batches.log")
