@@ -35,7 +35,7 @@ from daskinfer.cogspec import CogSpec, no_georeferencing_warning, template
 from daskinfer.cogstats import StatisticsTable, blank_statistics
 from daskinfer.encode import EncodedChunk, EncodedPart, encode_chunk, encode_levels, encode_tile
 from daskinfer.overview import Shape
-from daskinfer.tileindex import IndexedFile, copy_tiles, new_file, read_at, rename
+from daskinfer.tileindex import IndexedFile, compact, copy_tiles, new_file, read_at, rename
 
 __all__ = ["CogSpec", "EncodedChunk", "WorkFile", "encode_chunk"]
 
@@ -140,7 +140,7 @@ class WorkFile:
         with new_file(path, layout) as file:
             table = _table_size(spec)
             file.write(_SHARED.pack(len(tile), table) + tile, layout.data_start)
-            file.grow(-file.grow(0) % 8 + table)
+            file.grow(-file.grow(0) % 8 + table)  # as `_data_start`
         return cls(path, spec, chunk)
 
     @classmethod
@@ -185,10 +185,10 @@ class WorkFile:
 
     def _table(self) -> StatisticsTable | None:
         """What is known of the pixels of each block, behind the shared tile."""
-        end = self._fill_at + self._fill_size
         if not self.spec.with_statistics:
             return None
-        return StatisticsTable(self._file, end + -end % 8, self.spec.grid(0), self.spec.count)
+        at = self._data_start() - _table_size(self.spec)
+        return StatisticsTable(self._file, at, self.spec.grid(0), self.spec.count)
 
     def append(self, encoded: EncodedChunk, *, sync: bool = False) -> None:
         """Write a chunk and commit it.
@@ -300,9 +300,9 @@ class WorkFile:
             Appears whole or not at all; replaced if it exists.
         layout : {"strict", "append"}
             ``strict`` copies all tiles into the order of GDAL's COG driver, and needs the space
-            twice.  ``append`` copies overviews only, to the end of the work file, and renames
-            it: valid too, but readers make more requests, and `output` must be on the same
-            file system.
+            twice.  ``append`` puts the overviews at the end of the work file, closes the gaps and
+            renames it: valid too, and no larger, but readers make more requests, and `output`
+            must be on the same file system.
         allow_missing : bool
             Make chunks that are not committed nodata.  From then on they count as committed,
             also if the finish is killed.
@@ -425,13 +425,22 @@ class WorkFile:
     def _order_in_place(self) -> None:
         """Put overviews in order behind the rest, and the first tile of full resolution last.
 
-        Validators want the first tile of each level behind that of the next smaller one.
+        Validators want the first tile of each level behind that of the next smaller one.  Where
+        these were, and where chunks were replaced, tiles move up.
         """
         for level in reversed(range(len(self._file.layout.grids))):
             chosen = (self._file.offsets(level) != self._fill_at).ravel() & (level > 0)
             chosen[0] = True
             at = self._file.grow(0)
             copy_tiles(self._file, self._file, level, chosen, at, frame=0)
+        # On the disk, as what they were copied from is about to be overwritten.
+        os.fdatasync(self._fd)
+        compact(self._file, self._data_start(), self._fill_at)
+
+    def _data_start(self) -> int:
+        """First byte that belongs to chunks."""
+        end = self._fill_at + self._fill_size
+        return end + -end % 8 + _table_size(self.spec)
 
 
 def _indexed(path: str, fd: int, spec: CogSpec) -> tuple[tiff.Ifd, IndexedFile]:

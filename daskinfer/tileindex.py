@@ -270,6 +270,71 @@ def copy_tiles(
     return at
 
 
+def compact(file: IndexedFile, start: int, shared: int) -> int:
+    """Close the gaps between tiles, keeping their order, and cut the file off behind the last.
+
+    Tiles only move to where nothing is needed any more, not even by a file whose index is on the
+    disk and whose newest tiles are not: a run of tiles is as long as the gap in front of it.  A
+    tile that is larger than the gap stays, and the gap with it; gaps add up, so few do.
+
+    Parameters
+    ----------
+    file : IndexedFile
+        All levels are moved.
+    start : int
+        First byte that tiles may take.
+    shared : int
+        Offset of the tile that many index entries share; it stays.
+
+    Returns
+    -------
+    int
+        Size of the file.
+    """
+    grids = file.layout.grids
+    offsets = np.concatenate([file.offsets(level).ravel() for level in range(len(grids))])
+    sizes = np.concatenate([file.counts(level).ravel() for level in range(len(grids))])
+    own = np.flatnonzero(offsets != shared)
+    order = own[np.argsort(offsets[own])]
+    source, ends = offsets[order], np.concatenate([[0], np.cumsum(sizes[order])])
+    breaks = np.append(np.flatnonzero(np.diff(source - ends[:-1])) + 1, order.size)
+    at, i = start, 0
+    while i < order.size:
+        gap = int(source[i]) - at
+        if gap == 0:
+            j = int(breaks[np.searchsorted(breaks, i, "right")])
+        else:
+            j = int(np.searchsorted(ends, ends[i] + gap, "right")) - 1
+        if j == i:
+            j, at = i + 1, int(source[i])
+        elif gap:
+            offsets[order[i:j]] = at + ends[i:j] - ends[i]
+            _move(file, source[i:j], sizes[order[i:j]], at)
+            _patch_all(file, offsets)
+        at += int(ends[j] - ends[i])
+        i = j
+    os.ftruncate(file.fd, at)
+    return at
+
+
+def _move(file: IndexedFile, offsets: NDArray[np.int64], sizes: NDArray[np.int64], at: int) -> None:
+    """Copy tiles to one place, and have them on the disk."""
+    cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // _COPY_BYTES)) + 1
+    for group in np.split(np.arange(sizes.size), cuts):
+        data = b"".join(file.read(int(sizes[i]), int(offsets[i])) for i in group)
+        file.write(data, at)
+        at += len(data)
+    os.fdatasync(file.fd)
+
+
+def _patch_all(file: IndexedFile, offsets: NDArray[np.int64]) -> None:
+    """Set the offsets of all levels, and have them on the disk."""
+    cuts = np.cumsum([rows * cols for rows, cols in file.layout.grids])[:-1]
+    for level, values in enumerate(np.split(offsets, cuts)):
+        file.patch_offsets(level, 0, 0, values.reshape(file.layout.grids[level]))
+    os.fdatasync(file.fd)
+
+
 @contextlib.contextmanager
 def new_file(path: str, layout: Layout) -> Iterator[IndexedFile]:
     """Write a file that gets its name when it is whole and on the disk.

@@ -373,6 +373,55 @@ def test_finish_can_be_repeated(tmp_path, monkeypatch):
         (tmp_path / "out.tif").unlink()
 
 
+def test_append_keeps_no_bytes_that_nothing_points_at(tmp_path):
+    spec = spec_of(1500, 1500, 2, "int16", blocksize=64)
+    array = noise_of(spec)
+    work = WorkFile.create(tmp_path / "w", spec, (256, 256))
+    empty = os.path.getsize(work.path)
+    write_all(work, array, range(20))  # replaced below
+    write_all(work, array)
+    before = os.path.getsize(work.path)
+    work.finish(tmp_path / "out.tif", "append")
+    check(tmp_path / "out.tif", array, spec)
+    with tifffile.TiffFile(tmp_path / "out.tif") as file:
+        sizes = [size for page in file.pages for size in page.databytecounts]
+    spare = os.path.getsize(tmp_path / "out.tif") - empty - sum(sizes)
+    assert 0 <= spare < 16 * max(sizes)
+    assert before - empty > 1.5 * sum(sizes)
+
+
+@pytest.mark.parametrize("interleave", ["pixel", "band"])
+def test_closing_gaps_can_stop_before_any_write(tmp_path, monkeypatch, interleave):
+    spec = spec_of(300, 300, 2, blocksize=64, nodata=0, interleave=interleave)
+    array = noise_of(spec)
+    array[:, 64:128] = 0
+    write, left = os.pwrite, [0]
+
+    def stop(fd, data, at):
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return write(fd, data, at)
+
+    for stop_after in itertools.count(step=3):
+        work = WorkFile.create(tmp_path / "w", spec, (128, 128))
+        write_all(work, array, range(4))
+        write_all(work, array)
+        left[0] = stop_after
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", stop)
+            try:
+                work.finish(tmp_path / "out.tif", "append")
+                break
+            except KeyboardInterrupt:
+                pass
+        with rasterio.open(work.path) as dataset:
+            np.testing.assert_array_equal(dataset.read(), array)
+        WorkFile.open(work.path, spec, (128, 128)).finish(tmp_path / "out.tif", "append")
+        check(tmp_path / "out.tif", array, spec)
+    assert stop_after > 10
+
+
 def test_a_chunk_side_may_change_between_runs(tmp_path):
     spec = spec_of(500, 500, blocksize=64)
     array = class_map(spec)
