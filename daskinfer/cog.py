@@ -419,8 +419,9 @@ class WorkFile:
         with new_file(output, layout) as file:
             at = layout.data_start
             for level in reversed(range(len(layout.grids))):
-                every = np.ones(self._file.counts(level).size, bool)
-                at = copy_tiles(self._file, file, level, every, at, frame=4)
+                empty = self._file.offsets(level).ravel() == self._fill_at
+                chosen = ~(empty & self.spec.sparse)
+                at = copy_tiles(self._file, file, level, chosen, at, frame=4)
 
     def _order_in_place(self) -> None:
         """Put overviews in order behind the rest, and the first tile of full resolution last.

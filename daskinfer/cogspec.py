@@ -92,6 +92,9 @@ class CogSpec:
         How overviews are made.
     max_z_error : float
         Largest error that lerc may make; 0 loses nothing.
+    sparse : bool
+        Leave out tiles that are all nodata, as GDAL does with SPARSE_OK: where most are, a file in
+        strict layout gets smaller, but not every reader knows of missing tiles.
     statistics : bool or "auto"
         Write minimum, maximum, mean, standard deviation and share of valid pixels of each band
         into the header; ``auto`` does so for floats.
@@ -132,6 +135,7 @@ class CogSpec:
     resampling: str = "mode"
     max_z_error: float = 0.0
     interleave: str = "pixel"
+    sparse: bool = False
     statistics: bool | str = "auto"
     _nodata_key: str = field(init=False, repr=False, default="")
 

@@ -240,7 +240,7 @@ def copy_tiles(
     level : int
         Of both.
     chosen : ndarray of bool, shape (tiles,)
-        Tiles to copy; the index entries of the others are taken over as they are.
+        Tiles to copy; in another file the others are missing, in the same they stay.
     at : int
         Where to.
     frame : int
@@ -256,6 +256,8 @@ def copy_tiles(
     old, sizes = offsets[chosen], counts[chosen]
     ends = at + np.cumsum(sizes + 2 * frame)
     offsets[chosen] = ends - frame - sizes
+    if target is not source:
+        offsets[~chosen] = counts[~chosen] = 0
     cuts = np.flatnonzero(np.diff((ends - at) // _COPY_BYTES)) + 1
     for group in np.split(np.arange(old.size), cuts):
         tiles = [source.read(int(sizes[i]), int(old[i])) for i in group]

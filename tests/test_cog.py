@@ -73,6 +73,7 @@ def rasters(draw):
         nodata=draw(st.sampled_from([None, 3] + [np.nan] * (dtype[0] == "f"))),
         resampling=draw(st.sampled_from(["mode", "average", "nearest"])),
         predictor=draw(st.sampled_from(["auto", *predicted])),
+        sparse=draw(st.booleans()),
     )
     chunk = tuple(block * draw(st.integers(1, 4)) for _ in range(2))
     layout = draw(st.sampled_from(["strict", "append"]))
@@ -354,6 +355,20 @@ def test_empty_blocks_cost_a_pointer(tmp_path):
         write_all(work, np.full((2, 1024, 1024), np.nan, "f4"))
         assert work.done().all()
         assert os.path.getsize(work.path) == before
+
+
+@pytest.mark.parametrize("layout", ["strict", "append"])
+def test_missing_tiles_cost_nothing_in_a_sparse_file(tmp_path, layout):
+    spec = spec_of(2048, 2048, 3, "float32", blocksize=64, nodata=np.nan, sparse=True)
+    array = np.full((3, 2048, 2048), np.nan, "f4")
+    array[:, 1024:1088, 64:128] = noise_of(spec_of(64, 64, 3, "float32"))
+    work = WorkFile.create(tmp_path / "w", spec, (512, 512))
+    header = os.path.getsize(work.path)
+    write_all(work, array)
+    work.finish(tmp_path / "out.tif", layout)
+    check(tmp_path / "out.tif", array, spec)
+    # The noise itself and what overviews make of it.
+    assert os.path.getsize(tmp_path / "out.tif") < header + 2 * 3 * 64 * 64 * 4
 
 
 def test_finish_can_be_repeated(tmp_path, monkeypatch):
