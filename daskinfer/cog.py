@@ -16,6 +16,7 @@ of GDAL's own COG driver.  No tile is encoded twice.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 import rasterio
 from numpy.typing import NDArray
+from rasterio.errors import RasterioIOError
 from rasterio.windows import Window
 
 from daskinfer import cogstats, tiff
@@ -321,12 +323,13 @@ class WorkFile:
         output = os.path.abspath(output)
         self._settle(allow_missing)
         self._raise_levels(threads)
-        self._tell_statistics()
+        main = self._described()
         if layout == "strict":
-            self._write_strict(output)
+            self._write_strict(output, main)
             os.unlink(self.path)
         else:
             self._order_in_place()
+            self._describe_in_place(main)
             os.fsync(self._fd)
             rename(self.path, output)
         self.close()
@@ -396,26 +399,31 @@ class WorkFile:
         ]
         window = Window(corner[1], corner[0], sides[1], sides[0])
         options = {"overview_level": base - 1} if base else {}
-        with rasterio.open(self.path, **options) as dataset:
-            array = dataset.read(window=window)
+        try:
+            with rasterio.open(self.path, **options) as dataset:
+                array = dataset.read(window=window)
+        except RasterioIOError as error:
+            raise OSError(errno.EIO, f"level {base} cannot be read", self.path) from error
         levels = range(base + 1, base + step + 1)
         self.append(encode_levels(self.spec, array, corner, levels))
 
-    def _tell_statistics(self) -> None:
-        """Put the statistics of all pixels into the header."""
+    def _described(self) -> tiff.Ifd:
+        """Tags of the full resolution, with the statistics of all pixels among them."""
         if self._statistics is None:
-            return
+            return self._main
         height, width = self.spec.shapes[0]
-        old = self._main[tiff.GDAL_METADATA]
-        new = cogstats.filled(
-            template(self.spec)[tiff.GDAL_METADATA], self._statistics.merged(), height * width
-        )
-        self._main = {**self._main, tiff.GDAL_METADATA: new}
-        at = next(at for at, value in self._file.layout.header if value == old.value)
-        self._file.write(new.value or b"", at)
+        blank = template(self.spec)[tiff.GDAL_METADATA]
+        told = cogstats.filled(blank, self._statistics.merged(), height * width)
+        return {**self._main, tiff.GDAL_METADATA: told}
 
-    def _write_strict(self, output: str) -> None:
-        layout = _planned(self._main, self.spec, tiff.STRICT_GHOST)
+    def _describe_in_place(self, main: tiff.Ifd) -> None:
+        old, new = (ifd.get(tiff.GDAL_METADATA) for ifd in (self._main, main))
+        if old is not None and new is not None and new != old:
+            at = next(at for at, value in self._file.layout.header if value == old.value)
+            self._file.write(new.value or b"", at)
+
+    def _write_strict(self, output: str, main: tiff.Ifd) -> None:
+        layout = _planned(main, self.spec, tiff.STRICT_GHOST)
         with new_file(output, layout) as file:
             at = layout.data_start
             for level in reversed(range(len(layout.grids))):
