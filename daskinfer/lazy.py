@@ -11,19 +11,21 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
-from .cog import CogSpec, WorkFile, encode_chunk
+from .cog import CogSpec
 from .forward import Array, OutputFormat
 from .grid import grid_of
 from .infer import infer_chunk, using_actor
 from .inference import Inference
 from .model import Model, ModelBytes, load_model
+from .objectstore import check_writable, is_object, local_path
 from .planner import check_output, cog_spec, replaced
 from .raster import Mask, Pixels
 from .seam import calibrate
 from .settle import Choice, Halo, Size, pick_bands, settle
 from .source import ArraySource
 from .stats import with_statistics
-from .tiling import Window, round_up
+from .store import Storing, store_cog
+from .tiling import Window
 
 __all__ = ["predict", "write_cog"]
 
@@ -93,26 +95,35 @@ def write_cog(
     blocksize: int = 512,
     compress: str = "deflate",
     level: int | None = None,
-) -> None:
+    compute: bool = True,
+) -> Storing | None:
     """Write a DataArray block by block as a Cloud Optimized GeoTIFF.
 
     Chunks are computed, encoded and appended by Dask's current scheduler, in any order; the whole
-    array is never in memory.
+    array is never in memory, and nothing of it passes through the client.
 
     Parameters
     ----------
     prediction : DataArray
         Dimensions ``(band, y, x)``, from `predict` or any other with a grid.
-    path : path
-        The file to write.
+    path : path or URL
+        The file to write, on a file system that all workers share; or an object
+        (``s3://bucket/name.tif``), for which the file grows in Dask's ``temporary-directory``.
     overwrite : bool, default False
-        Replace an existing file.
+        Replace an existing file or object.
     blocksize, compress, level
         As for `plan`.
+    compute : bool, default True
+        False: return a Dask `Delayed` that writes the file when it is computed.
+
+    Returns
+    -------
+    Storing or None
+        With ``compute=False``; its result is the path or URL.
 
     Raises
     ------
-    FileNotFoundError, FileExistsError, PermissionError, ValueError
+    FileNotFoundError, FileExistsError, PermissionError, ValueError, ModuleNotFoundError
         As of `plan`.
 
     Examples
@@ -126,28 +137,19 @@ def write_cog(
     ...         dataset.nodata, dataset.overviews(1)
     (255.0, [2])
     """
-    output = check_output(os.fspath(path), None, overwrite)
+    name = os.fspath(path)
+    url = name if is_object(name) else None
+    if url is not None:
+        check_writable(url, overwrite)
+        name = local_path(url)
+    output = check_output(name, None, overwrite or url is not None)
     source = ArraySource(prediction)
     spec = _spec_of(prediction, source, blocksize=blocksize, compress=compress, level=level)
-    data = _on_blocks(source.data.astype(spec.dtype), blocksize)
-    side = (data.chunks[1][0], data.chunks[2][0])
-    # Not the name of a run's work file, which can be resumed; this one cannot.
-    partial = f"{output}.{os.getpid()}.writing"
-    chunk = (round_up(side[0], blocksize), round_up(side[1], blocksize))
-    with WorkFile.create(partial, spec, chunk) as work:
-        stored = data.map_blocks(
-            _store,
-            work,
-            dtype=np.uint8,
-            chunks=((1,), *((1,) * n for n in data.numblocks[1:])),
-            meta=np.empty((0, 0, 0), np.uint8),
-        )
-        try:
-            stored.compute()
-            work.finish(output)
-        except BaseException:
-            os.unlink(partial)
-            raise
+    storing = store_cog(source.data.astype(spec.dtype), spec, output, url)
+    if not compute:
+        return storing
+    storing.compute()
+    return None
 
 
 def _overlapped(source: ArraySource, inference: Inference) -> da.Array:
@@ -260,15 +262,3 @@ def _spec_of(prediction: xr.DataArray, source: ArraySource, **options: Any) -> C
 
 def _texts(values: Any) -> tuple[str, ...] | None:
     return None if values is None else tuple(values)
-
-
-def _on_blocks(data: da.Array, blocksize: int) -> da.Array:
-    """The array in chunks of whole blocks, all bands together."""
-    sides = [round_up(chunks[0], blocksize) for chunks in data.chunks[1:]]
-    return data.rechunk({0: -1, 1: sides[0], 2: sides[1]})
-
-
-def _store(block: Array, work: WorkFile, block_info: Any = None) -> Array:
-    (row, _), (col, _) = block_info[0]["array-location"][1:]
-    work.append(encode_chunk(work.spec, block, row, col, work.levels))
-    return np.zeros((1, 1, 1), np.uint8)

@@ -1,0 +1,201 @@
+"""`write_cog` from dask arrays: any chunks, any scheduler, one task per chunk, nothing left."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from functools import partial
+
+import dask.array as da
+import numpy as np
+import pytest
+import rasterio
+import rioxarray  # noqa: F401
+import xarray as xr
+from dask.core import flatten
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import daskinfer as di
+from cogs import check, class_map, spec_of
+from conftest import TRANSFORM
+from daskinfer.cog import WorkFile
+from daskinfer.store import on_grid, store_cog
+from test_package import in_new_process
+
+of_rioxarray = pytest.mark.filterwarnings("ignore:Use `@` matmul:PendingDeprecationWarning")
+
+
+def scene(data, **attrs):
+    """A DataArray ``(band, y, x)`` on a plain UTM grid."""
+    bands = np.arange(1, data.shape[0] + 1)
+    array = xr.DataArray(data, {"band": bands}, ("band", "y", "x"), attrs=attrs)
+    return array.rio.write_crs("EPSG:32632").rio.write_transform(TRANSFORM)
+
+
+def numbered(side, chunk):
+    """Every chunk is full of its own number; made where it is asked for."""
+
+    def block(block_info=None):
+        (_, i, j), shape = block_info[None]["chunk-location"], block_info[None]["chunk-shape"]
+        return np.full(shape, i * 16 + j, np.uint8)
+
+    chunks = da.core.normalize_chunks(chunk, (side, side))
+    return da.map_blocks(
+        block, chunks=((1,), *chunks), dtype=np.uint8, meta=np.empty((0, 0, 0), np.uint8)
+    )
+
+
+@st.composite
+def chunks_of_an_axis(draw, size):
+    borders = draw(st.sets(st.integers(1, size - 1), max_size=5)) if size > 1 else set()
+    edges = [0, *sorted(borders), size]
+    return tuple(b - a for a, b in itertools.pairwise(edges))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_chunks(tmp_path_factory, data):
+    height, width, bands = (data.draw(st.integers(1, n)) for n in (400, 400, 3))
+    spec = spec_of(height, width, bands, blocksize=64, nodata=data.draw(st.sampled_from([None, 3])))
+    pixels = class_map(spec, data.draw(st.integers(0, 99)))
+    chunks = [data.draw(chunks_of_an_axis(n)) for n in (bands, height, width)]
+    path = str(tmp_path_factory.mktemp("any") / "out.tif")
+    assert store_cog(da.from_array(pixels, chunks), spec, path).compute(scheduler="sync") == path
+    check(path, pixels, spec)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_chunks_lie_on_the_grid(data):
+    height, width = (data.draw(st.integers(1, 700)) for _ in range(2))
+    chunks = [data.draw(chunks_of_an_axis(n)) for n in (height, width)]
+    array, grid = on_grid(da.zeros((2, height, width), chunks=((1, 1), *chunks)), 64)
+    spec = spec_of(height, width, 2, blocksize=64)
+    step = spec.chunk_step(spec.local_levels(grid))
+    assert array.shape == (2, height, width)
+    assert array.numblocks[0] == 1
+    for sides in array.chunks[1:]:
+        assert all(border % step == 0 for border in np.cumsum(sides)[:-1])
+        # More than one chunk: a level is made without reading back.
+        assert len(sides) == 1 or step >= 128
+
+
+def test_chunks_that_fit_stay_as_they_are():
+    data = da.zeros((1, 6000, 6000), chunks=(1, (2048, 1024, 2928), 2048), dtype="u1")
+    array, grid = on_grid(data, 512)
+    assert array.chunks == data.chunks
+    assert grid == (1024, 2048)
+
+
+def test_many_bands_get_smaller_chunks():
+    data = da.zeros((64, 4096, 4096), chunks=(1, 700, 700), dtype="f4")
+    assert on_grid(data, 512)[0].chunks[1:] == ((1024,) * 4, (1024,) * 4)
+
+
+def test_one_task_per_chunk(tmp_path):
+    side = 1024
+    data = (numbered(side, 128) + 1).astype("u1")
+    storing = store_cog(data, spec_of(side, side, blocksize=64), str(tmp_path / "out.tif"))
+    # Beside the chunks: begin and finish.
+    assert len(dict(storing.__dask_graph__())) == 64 + 2
+    assert list(flatten(storing.__dask_keys__())) == [storing.key]
+
+
+@pytest.mark.parametrize("repeat", range(5))
+def test_two_processes_lose_no_block(tmp_path, two_workers, repeat):
+    path = tmp_path / "out.tif"
+    storing = di.write_cog(scene(numbered(1024, 128)), path, blocksize=64, compute=False)
+    assert not path.exists()
+    assert two_workers.compute(storing).result() == str(path)
+    expected = np.arange(8)[:, None] * 16 + np.arange(8)
+    with rasterio.open(path) as dataset:
+        np.testing.assert_array_equal(dataset.read(1), expected.repeat(128, 0).repeat(128, 1))
+        assert dataset.overviews(1) == [2, 4, 8, 16]
+    assert os.listdir(tmp_path) == ["out.tif"]
+
+
+def test_an_array_in_memory(tmp_path):
+    pixels = np.arange(300 * 200, dtype="f4").reshape(1, 300, 200)
+    path = tmp_path / "out.tif"
+    assert di.write_cog(scene(pixels, _FillValue=np.nan), path) is None
+    with rasterio.open(path) as dataset:
+        np.testing.assert_array_equal(dataset.read(), pixels)
+        assert dataset.transform == TRANSFORM
+        assert np.isnan(dataset.nodata)
+
+
+def fails_at(number):
+    def change(block, block_info=None):
+        if block_info[0]["chunk-location"][1] == number:
+            raise ZeroDivisionError("in the chunk")
+        return block
+
+    return change
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_a_chunk_that_fails_leaves_nothing(tmp_path, lazily):
+    data = numbered(1024, 128).map_blocks(fails_at(5), dtype="u1")
+    path = tmp_path / "out.tif"
+    writing = di.write_cog(scene(data), path, blocksize=64, compute=False)
+    write = writing.compute if lazily else partial(di.write_cog, scene(data), path, blocksize=64)
+    with pytest.raises(ZeroDivisionError, match="in the chunk"):
+        write()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_finish_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "out.tif"
+    path.write_bytes(b"old")
+
+    def full(self, output):
+        raise OSError(28, "No space left on device", output)
+
+    monkeypatch.setattr(WorkFile, "finish", full)
+    with pytest.raises(OSError, match="No space left"):
+        di.write_cog(scene(numbered(256, 128)), path, blocksize=64, overwrite=True)
+    assert os.listdir(tmp_path) == ["out.tif"]
+    assert path.read_bytes() == b"old"
+
+
+def test_it_can_be_computed_again(tmp_path):
+    path = tmp_path / "out.tif"
+    storing = di.write_cog(scene(numbered(256, 128)), path, blocksize=64, compute=False)
+    storing.compute(scheduler="sync")
+    first = path.read_bytes()
+    path.unlink()
+    storing.compute(scheduler="threads")
+    assert path.stat().st_size == len(first)
+    assert os.listdir(tmp_path) == ["out.tif"]
+
+
+def test_the_worker_that_knew_of_the_file_may_be_lost(tmp_path):
+    """Its task runs again, and must not start the file anew."""
+    from daskinfer.store import _append, _begin, _Draft
+
+    spec = spec_of(128, 128, blocksize=64)
+    partial = str(tmp_path / "out.tif.writing")
+    draft = _Draft(partial, str(tmp_path / "out.tif"), None, spec, (128, 128))
+    pixels = class_map(spec)
+    _begin(draft)
+    _append(pixels, draft, block_info={0: {"array-location": [(0, 1), (0, 128), (0, 128)]}})
+    _begin(draft)
+    with WorkFile.open(partial, spec, (128, 128)) as work:
+        assert work.done().all()
+
+
+def test_what_workers_import_is_light():
+    code = (
+        "import sys, daskinfer.store;"
+        "print([m for m in ('torch', 'rioxarray', 'distributed') if m in sys.modules])"
+    )
+    assert in_new_process(code) == "[]"
+
+
+def test_an_existing_file_is_refused(tmp_path):
+    path = tmp_path / "out.tif"
+    path.write_bytes(b"old")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        di.write_cog(scene(numbered(256, 128)), path)
+    assert path.read_bytes() == b"old"
