@@ -7,11 +7,14 @@ returns corrupt pixels, and none survives pickling.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +24,9 @@ import rasterio.windows
 from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.errors import RasterioIOError
 
+from .blockcache import Cells, shared_cache
 from .grid import Grid
+from .pixels import Array, Mask, Pixels, valid_pixels
 from .tiling import Span, Window
 
 __all__ = [
@@ -35,28 +40,10 @@ __all__ = [
     "window_of",
 ]
 
-Array = npt.NDArray[Any]
-Mask = npt.NDArray[np.bool_]
 Bands = Sequence[str | int] | None
 
 _HANDLES_PER_THREAD = 8
 _local = threading.local()
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """What a source returns for a window.
-
-    Attributes
-    ----------
-    data : ndarray, shape (band, y, x)
-        Raw numbers as stored.
-    valid : ndarray of bool, shape (y, x), or None
-        False where a pixel is nodata in any band; None where all are valid.
-    """
-
-    data: Array
-    valid: Mask | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +74,11 @@ class Raster:
         Where the file keeps a mask besides nodata.
     identity : str
         Path, size, modification time and window.
+    extent : tuple of int
+        ``(height, width)`` of the whole file.
+    opened : str
+        Names this description.  Decoded blocks are shared under it: URLs, and the files behind a
+        VRT, have no time of their own here, and are read anew by who opens them anew.
     """
 
     path: str
@@ -101,6 +93,8 @@ class Raster:
     block: tuple[int, int]
     mask: Literal["dataset", "alpha"] | None
     identity: str
+    extent: tuple[int, int]
+    opened: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
 
     def __dask_tokenize__(self) -> object:
         return type(self).__qualname__, self.identity, self.indexes, self.nodata, repr(self.grid)
@@ -113,6 +107,34 @@ class Raster:
             or np.dtype(self.dtype).kind == "f"
             or any(value is not None for value in self.nodata)
         )
+
+    @property
+    def striped(self) -> bool:
+        """Whether the file is stored in strips as wide as it is, and in more than one."""
+        return self.block[1] >= self.extent[1] and self.block[0] < self.extent[0]
+
+    def decoded_bytes(self, window: Window) -> int:
+        """Bytes that must be decoded for a window: of all blocks of the file that it touches."""
+        sides = zip(window, self.origin, self.block, self.extent, strict=True)
+        return self._pixel_bytes * math.prod(
+            min(-(-(span.stop + start) // block) * block, size)
+            - (span.start + start) // block * block
+            for span, start, block, size in sides
+        )
+
+    @property
+    def _pixel_bytes(self) -> int:
+        return len(self.indexes) * np.dtype(self.dtype).itemsize + self.has_mask
+
+    @cached_property
+    def _cells(self) -> Cells:
+        return Cells.of(self.grid.shape, self.block, self.origin, self._pixel_bytes)
+
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        """All that decoded pixels depend on.  As text, for NaN is not equal to itself."""
+        cut = (self.origin, self.grid.shape)
+        return self.identity, self.opened, self.indexes, str(self.nodata), self.mask, cut
 
     def changed(self) -> bool:
         """Whether the file is another one than was described."""
@@ -148,7 +170,7 @@ class Raster:
         return self._read(_whole(self.grid), (height, width))
 
     def read(self, window: Window) -> Pixels:
-        """Read a window.
+        """Read a window, through the cache of decoded blocks that this process has.
 
         Parameters
         ----------
@@ -158,6 +180,7 @@ class Raster:
         Returns
         -------
         Pixels
+            In memory of their own.
 
         Raises
         ------
@@ -170,6 +193,13 @@ class Raster:
             raise ValueError(f"window {window.bounds()} reaches outside {self.grid.shape}")
         if self.changed():
             raise RasterioIOError(f"{self.path} was changed since it was opened: open it again")
+        return shared_cache().read(self._key, self._cells, window, self._decode)
+
+    def reader(self, window: Window) -> Callable[[Window], Pixels]:
+        """Gives the pixels of windows inside this one; each is read when it is asked for."""
+        return self.read
+
+    def _decode(self, window: Window) -> Pixels:
         return self._read(window, window.shape)
 
     def _read(self, window: Window, shape: tuple[int, int]) -> Pixels:
@@ -177,7 +207,7 @@ class Raster:
         area = rasterio.windows.Window(
             col + self.origin[1], row + self.origin[0], window.shape[1], window.shape[0]
         )
-        dataset = _handle(self.path)
+        dataset = _handle(self.path, self.opened)
         data = _read(dataset, self.indexes, self.dtype, area, shape)
         if data.shape != (len(self.indexes), *shape):
             raise RasterioIOError(
@@ -217,6 +247,7 @@ def describe(
             block=tuple(dataset.block_shapes[0]),
             mask=_mask_kind(dataset) if mask else None,
             identity=_identity(path),
+            extent=dataset.shape,
         )
     raster = raster.select(bands)
     if window is None:
@@ -243,37 +274,6 @@ def find_bands(wanted: Sequence[str | int], names: tuple[str, ...], where: str) 
     if doubled:
         raise ValueError(f"band {sorted(doubled)[0]!r} is asked for twice: {list(wanted)}")
     return picked
-
-
-def valid_pixels(data: Array, nodata: Sequence[float | None]) -> Mask:
-    """Pixels ``(y, x)`` that are nodata in none of the bands ``(band, y, x)``.
-
-    NaN is never valid; nodata is compared with the raw numbers.
-    """
-    valid = np.ones(data.shape[1:], np.bool_)
-    for band, value in zip(data, nodata, strict=True):
-        if data.dtype.kind == "f":
-            valid &= ~np.isnan(band)
-        number = _in_dtype(value, data.dtype)
-        if number is not None:
-            valid &= band != number
-    return valid
-
-
-def _in_dtype(value: float | None, dtype: np.dtype[Any]) -> Any:
-    """Nodata in the band's dtype; None where no pixel can equal it.
-
-    float32 pixels never equal a float64 like -3.4e38, and -9999 is no uint8 (cast, it is 241).
-    """
-    if value is None or np.isnan(value):
-        return None
-    if dtype.kind == "f":
-        return dtype.type(value)
-    if dtype.kind == "b":
-        return np.bool_(value) if value in (0, 1) else None
-    limits = np.iinfo(dtype)
-    fits = value.is_integer() and limits.min <= value <= limits.max
-    return dtype.type(int(value)) if fits else None
 
 
 def _position(band: str | int, names: tuple[str, ...]) -> int | None:
@@ -312,12 +312,12 @@ def _open(path: str) -> rasterio.DatasetReader:
         raise ValueError(f"source {path!r} is not a raster that GDAL opens: {error}") from error
 
 
-def _handle(path: str) -> rasterio.DatasetReader:
+def _handle(path: str, opened: str) -> rasterio.DatasetReader:
     """This thread's own open dataset."""
     handles: OrderedDict[str, rasterio.DatasetReader] | None = getattr(_local, "handles", None)
     if handles is None:
         handles = _local.handles = OrderedDict()
-    key = _identity(path)
+    key = f"{_identity(path)}|{opened}"
     if key not in handles:
         handles[key] = _open(path)
         if len(handles) > _HANDLES_PER_THREAD:

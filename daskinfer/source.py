@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -78,6 +79,10 @@ class Source(Protocol):
 
     def read(self, window: Window) -> Pixels:
         """Pixels of a window inside the raster."""
+        ...
+
+    def reader(self, window: Window) -> Callable[[Window], Pixels]:
+        """Gives the pixels of windows inside this one, which will all be asked for."""
         ...
 
     def thinned(self, largest: int) -> Pixels:
@@ -196,6 +201,15 @@ class ArraySource:
         # The calling thread is a worker's already: a pool of its own would oversubscribe the cores.
         data, mask = dask.compute(*lazy, scheduler="synchronous")
         return Pixels(data, None if mask is None or mask.all() else mask)
+
+    def reader(self, window: Window) -> Callable[[Window], Pixels]:
+        """Compute the window once, and cut it: the windows inside it share chunks of the array."""
+        whole = self.read(window)
+
+        def cut(part: Window) -> Pixels:
+            return whole.cut(*part.slices(window.origin))
+
+        return cut
 
 
 def open_raster(

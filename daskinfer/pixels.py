@@ -1,0 +1,80 @@
+"""Pixels of a window, and which of them are valid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Array", "Mask", "Pixels", "valid_pixels"]
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """What a source returns for a window.
+
+    Attributes
+    ----------
+    data : ndarray, shape (band, y, x)
+        Raw numbers as stored.
+    valid : ndarray of bool, shape (y, x), or None
+        False where a pixel is nodata in any band; None where all are valid.
+    """
+
+    data: Array
+    valid: Mask | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both arrays."""
+        return self.data.nbytes + (0 if self.valid is None else self.valid.nbytes)
+
+    def cut(self, rows: slice, cols: slice) -> Pixels:
+        """A part of the pixels, as views of the same memory.
+
+        >>> whole = Pixels(np.arange(6).reshape(1, 2, 3), np.array([[1, 1, 0], [1, 1, 1]], bool))
+        >>> whole.cut(slice(0, 2), slice(0, 2)).valid is None
+        True
+        """
+        valid = None if self.valid is None else self.valid[rows, cols]
+        return Pixels(self.data[:, rows, cols], None if valid is None or valid.all() else valid)
+
+
+def valid_pixels(data: Array, nodata: Sequence[float | None]) -> Mask:
+    """Pixels ``(y, x)`` that are nodata in none of the bands ``(band, y, x)``.
+
+    NaN is never valid; nodata is compared with the raw numbers.
+
+    >>> valid_pixels(np.array([[[1, 2, 3]], [[1, 1, 9]]]), (None, 9.0)).tolist()
+    [[True, True, False]]
+    """
+    valid = np.ones(data.shape[1:], np.bool_)
+    for band, value in zip(data, nodata, strict=True):
+        if data.dtype.kind == "f":
+            valid &= ~np.isnan(band)
+        number = _in_dtype(value, data.dtype)
+        if number is not None:
+            valid &= band != number
+    return valid
+
+
+def _in_dtype(value: float | None, dtype: np.dtype[Any]) -> Any:
+    """Nodata in the band's dtype; None where no pixel can equal it.
+
+    float32 pixels never equal a float64 like -3.4e38, and -9999 is no uint8 (cast, it is 241).
+    """
+    if value is None or np.isnan(value):
+        return None
+    if dtype.kind == "f":
+        return dtype.type(value)
+    if dtype.kind == "b":
+        return np.bool_(value) if value in (0, 1) else None
+    limits = np.iinfo(dtype)
+    fits = value.is_integer() and limits.min <= value <= limits.max
+    return dtype.type(int(value)) if fits else None

@@ -1,0 +1,213 @@
+"""Read ahead of the device, as far as the device needs it.
+
+How many tiles must be on their way depends on the storage and on the model: none where a slow model
+waits for a fast disk, a dozen where a fast one waits for object storage.  So the depth is no
+setting.  Whoever feeds the device says at each tile what it saw in the mailbox, and a stream knows
+whether its tiles came early, that is, were there when they were asked for and would have been with
+a depth of one less:
+
+- The device is hungry, and tiles do not come early: the depth grows by one at once, for every
+  moment that the device idles is lost.
+- The mailbox is full, and tiles come early: after `_PATIENCE` such tiles in a row the depth shrinks
+  by one.  What is read too early costs memory alone, a tile or so, hence the slow way down.
+
+A full mailbox alone says too little: tiles that wait to be taken keep it full for long after the
+depth has become too small, and it would fall far below what is needed.  A hungry device alone does
+not either: where tiles come early it is not reading that holds it up.
+
+At depth 0 every tile is read in the thread that asks for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+__all__ = ["ReadAhead"]
+
+W = TypeVar("W")
+P = TypeVar("P")
+
+_MOST = 16
+_PATIENCE = 16
+
+
+class ReadAhead:
+    """Threads that read tiles before they are asked for; one per process and run.
+
+    All streams share one depth, so that memory is bounded by it however many chunks are at work:
+    beside the tile that each stream holds, no more than `depth` tiles are being read or wait to be
+    taken.
+
+    Parameters
+    ----------
+    depth : int, default 1
+        Tiles that are read ahead at first.
+    most : int, default 16
+        Largest depth, and number of threads, which are started as they are needed.
+
+    Raises
+    ------
+    ValueError
+        If `depth` is not between 0 and `most`.
+
+    Examples
+    --------
+    >>> with ReadAhead() as ahead:
+    ...     for pixels in ahead.stream(lambda window: window * 10, [1, 2, 3]):
+    ...         ahead.adapt(hungry=False, full=False)
+    ...         print(pixels)
+    10
+    20
+    30
+    """
+
+    def __init__(self, depth: int = 1, *, most: int = _MOST) -> None:
+        if not 0 <= depth <= most:
+            raise ValueError(f"depth must be between 0 and most, {most}, got {depth}")
+        self._most = most
+        self._depth = depth
+        # Reentrant: a stream that was left unfinished may be collected at any allocation, also at
+        # one under this lock.
+        self._lock = threading.RLock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._closed = False
+        self._streams = 0
+        self._out = 0
+        self._calm = 0
+        self._seen = threading.local()
+
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def depth(self) -> int:
+        """Tiles that are read ahead now."""
+        with self._lock:
+            return self._depth
+
+    @property
+    def outstanding(self) -> int:
+        """Tiles that are being read ahead, or are read and were not taken yet."""
+        with self._lock:
+            return self._out
+
+    def adapt(self, *, hungry: bool, full: bool) -> None:
+        """Tell what the mailbox looked like when a tile of this thread's stream was put into it.
+
+        Parameters
+        ----------
+        hungry : bool
+            The device has nothing to run next.
+        full : bool
+            The tile has to wait for room.  With `hungry` (a mailbox of one batch) this counts:
+            reading more would not help.
+        """
+        early: bool | None = getattr(self._seen, "early", None)
+        if early is None:
+            return
+        with self._lock:
+            if full and early:
+                self._calm += 1
+            elif hungry or not early:
+                self._calm = 0
+            if self._calm >= _PATIENCE:
+                self._calm = 0
+                self._depth = max(0, self._depth - 1)
+            elif hungry and not (full or early):
+                self._depth = min(self._most, self._depth + 1)
+
+    def stream(self, read: Callable[[W], P], windows: Iterable[W]) -> Iterator[P]:
+        """Read windows in order.
+
+        Parameters
+        ----------
+        read : callable
+            Reads one window; called from several threads at once.
+        windows : iterable
+
+        Yields
+        ------
+        object
+            What `read` gives for each window.  Its error is raised at its window, after which
+            nothing more is read for this stream.  The same holds when the stream is closed: close
+            it if it is left before its end (`contextlib.closing`).
+        """
+        rest = deque(windows)
+        waiting: deque[_Ticket[P]] = deque()
+        with self._lock:
+            self._streams += 1
+        # No depth helps the first tile, and the last ones have no next one: they tell nothing.
+        telling = False
+        try:
+            while waiting or rest:
+                early = False
+                if waiting:
+                    ticket = waiting.popleft()
+                    early = ticket.done and (not waiting or waiting[0].done)
+                    pixels = ticket.take()
+                    self._fill(waiting, read, rest)
+                else:
+                    window = rest.popleft()
+                    # This one is read here, the next ones meanwhile.
+                    self._fill(waiting, read, rest)
+                    pixels = read(window)
+                self._seen.early = early if telling and rest else None
+                telling = True
+                yield pixels
+        finally:
+            for ticket in waiting:
+                ticket.drop()
+            with self._lock:
+                self._streams -= 1
+
+    def close(self) -> None:
+        """Wait for the reads at work and end the threads; streams go on without reading ahead."""
+        with self._lock:
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+
+    def _fill(self, waiting: deque[_Ticket[P]], read: Callable[[W], P], rest: deque[W]) -> None:
+        """Start reads until this stream has its share of the depth."""
+        with self._lock:
+            share = -(-self._depth // max(1, self._streams))
+            room = 0 if self._closed else min(share - len(waiting), self._depth - self._out)
+            for _ in range(min(room, len(rest))):
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(self._most, "daskinfer-read")
+                self._out += 1
+                waiting.append(_Ticket(self._pool.submit(read, rest.popleft()), self._taken))
+
+    def _taken(self) -> None:
+        with self._lock:
+            self._out -= 1
+
+
+class _Ticket(Generic[P]):
+    """A read under way, which counts until it is taken or, dropped, has ended."""
+
+    def __init__(self, future: Future[P], release: Callable[[], None]) -> None:
+        self._future = future
+        self._release = release
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def take(self) -> P:
+        try:
+            return self._future.result()
+        finally:
+            self._release()
+
+    def drop(self) -> None:
+        self._future.cancel()
+        self._future.add_done_callback(lambda _: self._release())
