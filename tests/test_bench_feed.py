@@ -23,7 +23,7 @@ from daskinfer.tiling import AxisTiling, Tiling
 
 HANG = 60.0
 # Toy sizes: cores of 32 px, batches of 4, 36 batches of 1 ms.
-TOY = ["--tile=48", "--halo=8", "--batch=4", "--service=1", "--seconds=0.036"]
+TOY = ["--tile=48", "--halo=8", "--chunk=128", "--batch=4", "--service=1", "--seconds=0.036"]
 
 
 class FakeTime:

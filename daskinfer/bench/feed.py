@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daskinfer.bench.harness import Bench, Case, Column, Result, Values, say
+from daskinfer.bench.harness import Bench, Case, Column, Result, Spread, Values, say
 
 if TYPE_CHECKING:
     from daskinfer.bench.rivals import Work
@@ -38,7 +37,7 @@ COLUMNS = (
     Column("fill", "batch fill", "{:.3f}"),
     Column("wall", "wall, s", "{:.1f}"),
     Column("cpu", "CPU, s", "{:.1f}"),
-    Column("speed", "Mpx/s", "{:.2f}"),
+    Column("speed", "Mpx/s of the raster", "{:.2f}"),
 )
 
 
@@ -99,6 +98,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what ``bench feed`` can be asked for."""
     parser.add_argument("--tile", type=int, default=640, metavar="PX", help="side of a tile")
     parser.add_argument("--halo", type=int, default=64, metavar="PX")
+    parser.add_argument("--chunk", type=int, metavar="PX", help="side of run's chunks")
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="tiles per batch")
     parser.add_argument(
         "--service", type=float, metavar="MS",
@@ -168,6 +168,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> Job:
         folder / "classes.tif",
         tile=options.tile,
         halo=options.halo,
+        chunk=options.chunk or "auto",
         batch_size=options.batch,
         blocksize=min(core, 512),
         device=SimulatedDevice(service, log),
@@ -365,7 +366,7 @@ def notes(result: Result, group: str) -> list[str]:
         "busy: time per batch x batches / wall time of the call, from opening the raster to the "
         "finished file (run: with overviews and the COG's layout; the queue and the loop write a "
         "plain TIFF); the cluster's start is not in it. steady: from the first batch's start to "
-        "the last one's end.",
+        "the last one's end. A batch counts in full, however few tiles are in it: see its fill.",
         "every design ran the same tiles; their pixels were compared and are equal.",
     ]
     if options["service"] is None:
@@ -381,13 +382,15 @@ def notes(result: Result, group: str) -> list[str]:
 
 
 def _against(result: Result, group: str, queues: Sequence[str]) -> str:
+    """`run` against the setting of the queue that keeps the device busiest, run by run."""
     best = max(queues, key=lambda name: result.spread(name, "busy", group).median)
-    ours, theirs = (result.runs(name, "busy", group) for name in ("run", best))
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    told = {}
+    for key in ("busy", "speed"):
+        ours, theirs = (result.runs(name, key, group) for name in ("run", best))
+        told[key] = Spread.of([a / b for a, b in zip(ours, theirs, strict=True)]).text("{:.2f}")
     return (
-        f"run keeps the device busy {statistics.median(ratios):.2f} times "
-        f"({min(ratios):.2f}..{max(ratios):.2f}) as much as the bounded queue's best setting "
-        f"({best})."
+        f"run keeps the device busy {told['busy']} times as much as the bounded queue's best "
+        f"setting ({best}), and is {told['speed']} times as fast."
     )
 
 
