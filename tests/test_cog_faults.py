@@ -58,6 +58,7 @@ FINISHER = OPENED + textwrap.dedent(
     """
     print("ready", flush=True)
     work.finish(sys.argv[3], sys.argv[4])
+    print("done", flush=True)
     """
 )
 
@@ -134,28 +135,43 @@ def test_two_writers_killed_at_twenty_random_moments(tmp_path):
     assert killed.read_bytes() == whole(tmp_path).read_bytes()
 
 
+def finisher(work, output, layout):
+    process = script(FINISHER, work, output, layout)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["strict", "append"])
 def test_a_finish_killed_at_random_moments(tmp_path, layout):
     rng = random.Random(layout)
-    array = class_map(KILLED)
-    output = tmp_path / "out.tif"
-    work = WorkFile.create(tmp_path / "w", KILLED, SMALL)
-    write_all(work, array)
-    for _ in range(10):
-        process = script(FINISHER, work.path, output, layout)
-        process.stdout.readline()
-        time.sleep(rng.random() * 0.3)  # not to wait for anything: the moment itself
+    array = noise_of(KILLED)
+    array[:, 300:600] = -1
+    with WorkFile.create(tmp_path / "written", KILLED, SMALL) as work:
+        write_all(work, array)
+    output, path = tmp_path / "out.tif", tmp_path / "w"
+    shutil.copy(tmp_path / "written", path)
+    process, start = finisher(path, output, layout), time.perf_counter()
+    assert process.stdout.readline() == "done\n"
+    takes, unfinished = time.perf_counter() - start, 0
+    process.communicate()
+    for _ in range(20):
+        output.unlink(missing_ok=True)
+        shutil.copy(tmp_path / "written", path)
+        process = finisher(path, output, layout)
+        time.sleep(rng.random() * takes)  # not to wait for anything: the moment itself
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        if output.exists():
-            break
-        assert_committed_is_exact(work, array)
-    else:
-        WorkFile.open(work.path, KILLED, SMALL).finish(output, layout)
-    # In strict layout the name comes first and the work file goes after it.
-    Path(work.path).unlink(missing_ok=True)
-    check(output, array, KILLED)
+        if not output.exists():
+            unfinished += 1
+            with WorkFile.open(path, KILLED, SMALL) as work:
+                assert_committed_is_exact(work, array)
+                assert work.done().all()
+                work.finish(output, layout)
+        # In strict layout the name comes first and the work file goes after it.
+        path.unlink(missing_ok=True)
+        check(output, array, KILLED)
+    assert unfinished > 0
 
 
 # ---- disks ------------------------------------------------------------------------------------
