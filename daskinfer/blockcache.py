@@ -25,13 +25,14 @@ import numpy as np
 from .pixels import Array, Mask, Pixels
 from .tiling import Span, Window
 
-__all__ = ["BlockCache", "CacheStats", "Cells", "shared_cache"]
+__all__ = ["BlockCache", "CacheStats", "Cells", "cache_limit", "reserve", "shared_cache"]
 
 Index = tuple[int, int]
 Decode = Callable[[Window], Pixels]
 _Cell = Future[Pixels]
 
 _CAPACITY_MB = 256
+_LARGEST_MB = 1024
 _CAPACITY_VARIABLE = "DASKINFER_CACHE_MB"
 # Near it a GDAL read costs little beside the decoding (0.1 ms and 10 ms for 6 bands of uint16), and
 # a window does not decode much that it has no use for.
@@ -97,6 +98,11 @@ class Cells:
             )
         )
         return Window(rows, cols)
+
+    def nbytes_touched(self, window: Window) -> int:
+        """Bytes of all cells that a window needs."""
+        touched = self.touching(window)
+        return self.nbytes(self.window(touched[0], touched[-1]))
 
     def nbytes(self, window: Window) -> int:
         """Bytes of a window's pixels."""
@@ -304,13 +310,40 @@ def shared_cache() -> BlockCache:
     global _shared
     with _shared_lock:
         if _shared is None:
-            _shared = BlockCache(_capacity_of(os.environ.get(_CAPACITY_VARIABLE)))
+            told = _told_capacity()
+            _shared = BlockCache(_CAPACITY_MB << 20 if told is None else told)
         return _shared
 
 
-def _capacity_of(text: str | None) -> int:
+def cache_limit() -> int:
+    """Bytes that the cache may be made to hold: 1 GB, or what ``DASKINFER_CACHE_MB`` says."""
+    told = _told_capacity()
+    return _LARGEST_MB << 20 if told is None else told
+
+
+def reserve(nbytes: int) -> bool:
+    """Enlarge the cache of this process to a need, if that is within the limit.
+
+    Parameters
+    ----------
+    nbytes : int
+        As of `daskinfer.raster.Raster.cache_bytes`.
+
+    Returns
+    -------
+    bool
+        Whether it holds so much.  A cache that is somewhat too small is no better than none.
+    """
+    cache = shared_cache()
+    if cache.capacity < nbytes <= cache_limit():
+        cache.capacity = nbytes
+    return nbytes <= cache.capacity
+
+
+def _told_capacity() -> int | None:
+    text = os.environ.get(_CAPACITY_VARIABLE)
     if text is None:
-        return _CAPACITY_MB << 20
+        return None
     if not text.strip().isdecimal():
         raise ValueError(
             f"the environment variable {_CAPACITY_VARIABLE} must be a whole number of MB, 0 for no "

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Mask", "Pixels", "valid_pixels"]
+from .tiling import Window
+
+__all__ = ["Array", "Mask", "Pixels", "cutter", "valid_pixels"]
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -44,6 +46,17 @@ class Pixels:
         """
         valid = None if self.valid is None else self.valid[rows, cols]
         return Pixels(self.data[:, rows, cols], None if valid is None or valid.all() else valid)
+
+
+def cutter(whole: Pixels, window: Window) -> Callable[[Window], Pixels]:
+    """Gives windows inside one whose pixels are at hand, as views of them."""
+
+    def cut(part: Window) -> Pixels:
+        if part.clip(window) != part:
+            raise ValueError(f"window {part.bounds()} reaches outside {window.bounds()}")
+        return whole.cut(*part.slices(window.origin))
+
+    return cut
 
 
 def valid_pixels(data: Array, nodata: Sequence[float | None]) -> Mask:

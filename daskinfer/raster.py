@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any, Literal
 
 import numpy as np
@@ -24,9 +26,10 @@ import rasterio.windows
 from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.errors import RasterioIOError
 
-from .blockcache import Cells, shared_cache
+from .blockcache import Cells, cache_limit, shared_cache
+from .display import bytes_text
 from .grid import Grid
-from .pixels import Array, Mask, Pixels, valid_pixels
+from .pixels import Array, Mask, Pixels, cutter, valid_pixels
 from .tiling import Span, Window
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "Raster",
     "describe",
     "find_bands",
+    "layout_warning",
     "valid_pixels",
     "window_of",
 ]
@@ -43,6 +47,9 @@ __all__ = [
 Bands = Sequence[str | int] | None
 
 _HANDLES_PER_THREAD = 8
+# Parts of the blocks of a chunk that a cache must hold, see `Raster.cache_bytes`.
+_LIVE = 2 / 3
+_STRIPS = 1.3
 _local = threading.local()
 
 
@@ -112,6 +119,10 @@ class Raster:
     def striped(self) -> bool:
         """Whether the file is stored in strips as wide as it is, and in more than one."""
         return self.block[1] >= self.extent[1] and self.block[0] < self.extent[0]
+
+    def nbytes(self, window: Window) -> int:
+        """Bytes of a window's pixels."""
+        return self._cells.nbytes(window)
 
     def decoded_bytes(self, window: Window) -> int:
         """Bytes that must be decoded for a window: of all blocks of the file that it touches."""
@@ -189,15 +200,41 @@ class Raster:
         ValueError
             If the window reaches outside the raster: rasterio would return a smaller array.
         """
+        self._check(window)
+        return shared_cache().read(self._key, self._cells, window, self._decode)
+
+    def reader(self, window: Window) -> Callable[[Window], Pixels]:
+        """Gives the pixels of windows inside this one, which will all be asked for.
+
+        Each is read when it is asked for, through the cache.  Where the cache is too small for
+        that, the blocks of a window would have left it when the next one wants them; all is read at
+        once then.
+        """
+        if self.cache_bytes(window) <= shared_cache().capacity:
+            return self.read
+        self._check(window)
+        return cutter(self._decode(window), window)
+
+    def cache_bytes(self, window: Window, threads: int = 1) -> int:
+        """Bytes of cache with which tiles of windows like this one find their blocks there.
+
+        Parameters
+        ----------
+        window : Window
+            A chunk with its halo.
+        threads : int, default 1
+            Chunks at work in the process.
+        """
+        # Simulated: of each chunk at work two thirds of its blocks are needed at a time; strips
+        # are shared by all chunks of a row, and those of the next row come before they can go.
+        share = max(_STRIPS, 1 if self.striped else threads * _LIVE)
+        return int(share * self._cells.nbytes_touched(window))
+
+    def _check(self, window: Window) -> None:
         if window.clip(_whole(self.grid)) != window:
             raise ValueError(f"window {window.bounds()} reaches outside {self.grid.shape}")
         if self.changed():
             raise RasterioIOError(f"{self.path} was changed since it was opened: open it again")
-        return shared_cache().read(self._key, self._cells, window, self._decode)
-
-    def reader(self, window: Window) -> Callable[[Window], Pixels]:
-        """Gives the pixels of windows inside this one; each is read when it is asked for."""
-        return self.read
 
     def _decode(self, window: Window) -> Pixels:
         return self._read(window, window.shape)
@@ -254,6 +291,37 @@ def describe(
         return raster
     area = window_of(window, raster.grid)
     return raster.crop(area)
+
+
+def layout_warning(source: object, window: Window) -> str | None:
+    """What a file in strips will cost, and how to be rid of it; None where that is nothing.
+
+    Parameters
+    ----------
+    source : Source
+    window : Window
+        A chunk with its halo.
+
+    Returns
+    -------
+    str or None
+        None too where the cache can hold the strips of a row of chunks: with chunks in row-major
+        order each strip is decoded once then.
+    """
+    if not isinstance(source, Raster) or not source.striped:
+        return None
+    own, decoded = source.nbytes(window), source.decoded_bytes(window)
+    if decoded < 2 * own or source.cache_bytes(window) <= cache_limit():
+        return None
+    height, width = source.block
+    target = shlex.quote(f"{PurePath(source.path).stem}-cog.tif")
+    return (
+        f"{source.path} is stored in strips of {width} x {height} px, all of which must be decoded "
+        f"to get at a part: a chunk of {bytes_text(own)} costs {bytes_text(decoded)}, "
+        f"{decoded / own:.0f} times as much. Convert it first: "
+        f"gdal_translate {shlex.quote(source.path)} {target} -of COG "
+        f"(or: rio cogeo create {shlex.quote(source.path)} {target})"
+    )
 
 
 def find_bands(wanted: Sequence[str | int], names: tuple[str, ...], where: str) -> list[int]:

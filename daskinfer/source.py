@@ -10,26 +10,15 @@ from typing import Any, Literal, Protocol
 import dask
 import dask.array as da
 import numpy as np
-import numpy.typing as npt
 import xarray as xr
 from dask.base import tokenize
 
 from .grid import Grid, grid_of
-from .raster import (
-    Bands,
-    Mask,
-    Pixels,
-    Raster,
-    describe,
-    find_bands,
-    valid_pixels,
-    window_of,
-)
+from .pixels import Array, Mask, Pixels, cutter, valid_pixels
+from .raster import Bands, Raster, describe, find_bands, window_of
 from .tiling import Span, Window
 
 __all__ = ["ArraySource", "Source", "open_raster", "source_of"]
-
-Array = npt.NDArray[Any]
 
 
 class Source(Protocol):
@@ -83,6 +72,10 @@ class Source(Protocol):
 
     def reader(self, window: Window) -> Callable[[Window], Pixels]:
         """Gives the pixels of windows inside this one, which will all be asked for."""
+        ...
+
+    def cache_bytes(self, window: Window, threads: int = 1) -> int:
+        """Bytes of cache with which tiles of windows like this one are read once."""
         ...
 
     def thinned(self, largest: int) -> Pixels:
@@ -204,12 +197,11 @@ class ArraySource:
 
     def reader(self, window: Window) -> Callable[[Window], Pixels]:
         """Compute the window once, and cut it: the windows inside it share chunks of the array."""
-        whole = self.read(window)
+        return cutter(self.read(window), window)
 
-        def cut(part: Window) -> Pixels:
-            return whole.cut(*part.slices(window.origin))
-
-        return cut
+    def cache_bytes(self, window: Window, threads: int = 1) -> int:
+        """None: what is computed is not cached."""
+        return 0
 
 
 def open_raster(
