@@ -169,6 +169,62 @@ def test_weights_are_a_hann_ramp_inside_and_one_at_the_rasters_edge():
 # --- chunks and what they read --------------------------------------------------------------------
 
 
+@given(axes(largest=90), axes(largest=90), st.integers(1, 40))
+def test_the_order_has_every_chunk_once_and_goes_down_strips(y, x, columns):
+    tiling = Tiling(y, x)
+    numbers = list(tiling.order(columns))
+    assert sorted(numbers) == list(range(tiling.chunks))
+    strips = [(j // columns, i, j) for i, j in map(tiling.index_of, numbers)]
+    assert strips == sorted(strips)
+    assert list(tiling.order(tiling.grid[1])) == list(range(tiling.chunks))
+
+
+def test_the_order_of_a_million_chunks_is_made_as_it_is_asked_for():
+    axis = AxisTiling(2048 * 100_000, tile=608, halo=48)
+    order = Tiling(axis, axis).order()
+    assert [next(order) for _ in range(4)] == [0, 1, 2, 100_000]
+
+
+def test_a_strip_without_columns_is_refused():
+    axis = AxisTiling(100, tile=20)
+    with pytest.raises(ValueError, match="columns must be at least 1, got 0"):
+        Tiling(axis, axis).order(0)
+
+
+def decodes(order, tiling, capacity, threads=3):
+    """Decodes per block of 512 px, with chunks in an order on threads that take turns by tile."""
+    cache, count = {}, 0
+    whole = Window(Span(0, tiling.y.size), Span(0, tiling.x.size))
+    todo = iter(order)
+    at_work = [iter(()) for _ in range(threads)]
+    while at_work:
+        for thread in list(at_work):
+            tile = next(thread, None)
+            if tile is None:
+                at_work.remove(thread)
+                at_work += [tiling.tiles_of(tiling.index_of(n)) for n in itertools.islice(todo, 1)]
+                continue
+            rows, cols = (
+                range(span.start // 512, -(-span.stop // 512)) for span in tile.window.clip(whole)
+            )
+            for block in itertools.product(rows, cols):
+                count += block not in cache
+                # The newest is last.
+                cache[block] = cache.pop(block, None)
+            while len(cache) > capacity:
+                cache.pop(next(iter(cache)))
+    return count / (-(-tiling.y.size // 512) * -(-tiling.x.size // 512))
+
+
+def test_strips_have_blocks_decoded_less_often_than_rows_have():
+    axis = AxisTiling(20_480, tile=608, halo=48, stride=16)
+    tiling, capacity = Tiling(axis, axis), 78  # blocks of 6 bands of uint16 in 256 MB
+    rows, strips = (decodes(tiling.order(n), tiling, capacity) for n in (10, 3))
+    # Rows of chunks share two rows of blocks in four, strips of 3 two columns in twelve.
+    assert rows == pytest.approx(1.45, abs=0.05)
+    assert strips == pytest.approx(1.15, abs=0.05)
+
+
 @given(axes(largest=120) | axes(largest=120, blended=True))
 def test_tiles_of_a_chunk_are_those_whose_core_meets_it(axis):
     for k in range(axis.chunks):
