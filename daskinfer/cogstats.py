@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Table = NDArray[np.float64]
 FIELDS = 5
 
+_STRIP_PIXELS = 12 << 10
+
 _NAMES = ("MINIMUM", "MAXIMUM", "MEAN", "STDDEV", "VALID_PERCENT")
 # "-2.2250738585072014e-308" is the longest float64.
 _WIDTH = 24
@@ -64,16 +66,24 @@ def block_statistics(array: Array, blocksize: int, nodata: float | None) -> Tabl
 
 
 def _describe(block: Array, nodata: float | None) -> Any:
+    """One band of a block, in strips whose temporaries stay in the processor's cache."""
+    step = max(1, _STRIP_PIXELS // block.shape[1])
+    strips = [_describe_strip(block[i : i + step], nodata) for i in range(0, len(block), step)]
+    return merged(np.array(strips)[:, None])[0]
+
+
+def _describe_strip(block: Array, nodata: float | None) -> tuple[float, ...]:
     valid = valid_mask(block, nodata)
     if block.dtype.kind == "f":
         valid &= np.isfinite(block)
     values = block.ravel() if valid.all() else block[valid]
     if not values.size:
-        return 0
+        return (0.0,) * FIELDS
     with np.errstate(over="ignore", invalid="ignore"):  # `filled` leaves out what is not finite
         mean = values.mean(dtype="f8")
         apart = values - mean
-        return values.size, mean, np.dot(apart, apart), values.min(), values.max()
+        square = np.dot(apart, apart)
+    return values.size, float(mean), float(square), float(values.min()), float(values.max())
 
 
 def blank_statistics(shape: tuple[int, int], blocksize: int, bands: int) -> Table:

@@ -21,6 +21,9 @@ Shape = tuple[int, int]
 
 RESAMPLINGS = ("mode", "average", "nearest")
 
+# Of one temporary array.
+_STRIP_BYTES = 96 << 10
+
 
 def level_shapes(height: int, width: int, largest: int) -> tuple[Shape, ...]:
     """List the sizes of all levels, full resolution first.
@@ -87,8 +90,16 @@ def reduce2x2(array: Array, how: str, nodata: float | None = None) -> Array:
         raise ValueError(f"resampling is {how!r}: pass one of {', '.join(RESAMPLINGS)}")
     if how == "nearest":
         return np.ascontiguousarray(array[..., ::2, ::2])
-    cells = _cells(array)
-    return (_mode if how == "mode" else _average)(cells, nodata)
+    reduce = _mode if how == "mode" else _average
+    halves = [-(-n // 2) for n in array.shape[-2:]]
+    out = np.empty((*array.shape[:-2], *halves), array.dtype)
+    # A strip at a time: its temporaries stay in the processor's cache, and are not fetched from
+    # the kernel page by page.
+    step = max(1, _STRIP_BYTES * halves[0] // max(1, out.nbytes))
+    for row in range(0, halves[0], step):
+        cells = _cells(array[..., 2 * row : 2 * (row + step), :])
+        out[..., row : row + step, :] = reduce(cells, nodata)
+    return out
 
 
 def _cells(array: Array) -> list[Array]:

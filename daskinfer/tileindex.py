@@ -21,7 +21,7 @@ from daskinfer.tiff import Layout
 _COPY_BYTES = 8 << 20
 
 
-def write_at(path: str, fd: int, data: bytes, at: int) -> None:
+def write_at(path: str, fd: int, data: bytes | bytearray, at: int) -> None:
     """Write all of `data`, however many calls that takes.
 
     Parameters
@@ -103,7 +103,7 @@ class IndexedFile:
         for at, data in self.layout.header:
             self.write(data, at)
 
-    def write(self, data: bytes, at: int) -> None:
+    def write(self, data: bytes | bytearray, at: int) -> None:
         """Write all of `data`, as `write_at`."""
         write_at(self.path, self.fd, data, at)
 
