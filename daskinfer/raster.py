@@ -210,9 +210,9 @@ class Raster:
         that, the blocks of a window would have left it when the next one wants them; all is read at
         once then.
         """
+        self._check(window)
         if self.cache_bytes(window) <= shared_cache().capacity:
             return self.read
-        self._check(window)
         return cutter(self._decode(window), window)
 
     def cache_bytes(self, window: Window, threads: int = 1) -> int:
@@ -316,8 +316,8 @@ def layout_warning(source: object, window: Window) -> str | None:
     height, width = source.block
     target = shlex.quote(f"{PurePath(source.path).stem}-cog.tif")
     return (
-        f"{source.path} is stored in strips of {width} x {height} px, all of which must be decoded "
-        f"to get at a part: a chunk of {bytes_text(own)} costs {bytes_text(decoded)}, "
+        f"{source.path} is stored in strips of {width} x {height} px, to be read and decoded "
+        f"whole: a chunk of {bytes_text(own)} costs {bytes_text(decoded)}, "
         f"{decoded / own:.0f} times as much. Convert it first: "
         f"gdal_translate {shlex.quote(source.path)} {target} -of COG "
         f"(or: rio cogeo create {shlex.quote(source.path)} {target})"
