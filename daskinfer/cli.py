@@ -1,4 +1,4 @@
-"""The command line: ``daskinfer demo | run | plan | halo | info``, a mirror of the Python API."""
+"""The command line ``daskinfer``: a mirror of the Python API."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ._version import __version__
+from .bench.command import add_parser as add_bench_parser
 from .display import sides_text
 
 __all__ = ["main"]
@@ -72,7 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
     options = {} if arguments.workers is None else {"n_workers": arguments.workers}
     try:
         with cluster(arguments.cluster, **options) as client:
-            report = run(plan, client=client, callbacks=[bar])
+            report = run(plan, client=client, callbacks=[bar], trace=arguments.trace)
     finally:
         bar.stop()
     print(report)
@@ -125,7 +126,8 @@ _MODEL_OPTIONS = (
 )  # fmt: skip
 _PLAN_OPTIONS = (
     "window", "chunk", "tile", "halo", "overlap", "batch_size", "precision", "on_error",
-    "overwrite", "blocksize", "compress", "level", "tol", "tta", "statistics",
+    "overwrite", "blocksize", "compress", "level", "tol", "tta", "statistics", "device", "compile",
+    "reproducible",
 )  # fmt: skip
 
 
@@ -150,12 +152,15 @@ def _parser() -> argparse.ArgumentParser:
         "--cluster", default="local", help="local (default), processes, or a scheduler's address"
     )
     run.add_argument("--workers", type=int, metavar="N", help="worker processes")
+    run.add_argument("--trace", metavar="PATH", help="write a timeline for ui.perfetto.dev")
 
     halo = commands.add_parser("halo", help="measure the receptive field, and halos on a raster")
     halo.add_argument("source", nargs="?", help="raster that GDAL opens; the bundled scene if none")
     halo.add_argument("model", nargs="?", help=".pt2 file or package.module:factory; bundled too")
     halo.add_argument("--tile", type=_size, default="auto", metavar="PX")
     halo.set_defaults(command=_halo)
+
+    add_bench_parser(commands)
 
     info = commands.add_parser("info", help="tell about an output, or about an unfinished one")
     info.add_argument("path", help="a raster, or OUTPUT.partial")
@@ -190,6 +195,13 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     )
     job.add_argument("--statistics", choices=("global",), help="normalise with the raster's own")
     job.add_argument("--precision", choices=("float32", "bfloat16", "float16"))
+    job.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
+    job.add_argument(
+        "--compile", action="store_const", const=True, help="run through torch.compile"
+    )
+    job.add_argument(
+        "--reproducible", action="store_true", help="equal bit for bit, however many workers"
+    )
     job.add_argument("--on-error", choices=("raise", "nodata"), default="raise")
     job.add_argument("--overwrite", action="store_true", help="replace an existing output")
     job.add_argument("--blocksize", type=_size, default="auto", metavar="PX")

@@ -5,7 +5,15 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-__all__ = ["Row", "bytes_text", "count_text", "html_table", "sides_text", "text_table"]
+__all__ = [
+    "Row",
+    "bytes_text",
+    "count_text",
+    "html_table",
+    "seconds_text",
+    "sides_text",
+    "text_table",
+]
 
 Row = tuple[str, str]
 
@@ -55,6 +63,17 @@ def bytes_text(number: float) -> str:
             return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1000
     return f"{number:.1f} TB"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration in the unit that suits.
+
+    >>> seconds_text(0.00012), seconds_text(0.0345), seconds_text(12.3)
+    ('0.12 ms', '34.5 ms', '12.3 s')
+    """
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.3g} ms"
 
 
 def count_text(number: int) -> str:

@@ -10,13 +10,18 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from .actor import InferenceActor
-from .forward import Array, Forward
+from .cuda import CudaForward
+from .device import Device, best_device
+from .forward import Forward
 from .inference import Inference
-from .raster import Mask, Pixels
+from .knee import batch_knee, time_batch
+from .pixels import Array, Mask, Pixels
+from .readahead import ReadAhead
 from .stitch import (
     blend,
     count_nonfinite,
@@ -27,10 +32,12 @@ from .stitch import (
 )
 from .tiling import Window
 
-__all__ = ["Stitched", "best_device", "infer_chunk", "release_actor", "using_actor"]
+__all__ = ["Stitched", "infer_chunk", "make_device", "release_actor", "using_actor"]
 
 # Models of earlier predictions that stay loaded: a preview is followed by another one.
 _KEPT_ACTORS = 2
+# Trying batch sizes takes some ten batches: not worth it for a run of little more than that.
+_WORTH_TUNING = 256
 
 
 @dataclass
@@ -60,13 +67,6 @@ class Stitched:
     data: Array
     tiles: int
     nonfinite: int
-
-
-def best_device() -> str:
-    """The device a process runs models on: its first CUDA device, else the CPU."""
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @contextlib.contextmanager
@@ -105,6 +105,7 @@ def infer_chunk(
     index: tuple[int, int],
     read: Callable[[Window], Pixels],
     actor: InferenceActor,
+    ahead: ReadAhead | None = None,
 ) -> Stitched:
     """Run the model over one chunk.
 
@@ -114,29 +115,47 @@ def infer_chunk(
     index : tuple of int
         Chunk ``(i, j)`` of the chunk grid.
     read : callable
-        Gives the `Pixels` of the halo'd window of the chunk.
+        Gives the `Pixels` of a window inside the chunk's halo'd window; called once per tile, so
+        that the device starts on the first tile while the others are read.
     actor : InferenceActor
         This process's actor.
+    ahead : ReadAhead, optional
+        Reads tiles before they are needed; by default each is read when it is.
 
     Returns
     -------
     Stitched
     """
-    tiling, form = inference.tiling, inference.form
-    chunk = tiling.chunk_at(index)
+    tiling, form, recorder = inference.tiling, inference.form, actor.recorder
+    chunk, number = tiling.chunk_at(index), index[0] * tiling.grid[1] + index[1]
+    tiles = list(tiling.tiles_of(index))
+    windows = [tile.window.clip(chunk.read) for tile in tiles]
+    mask: Mask | None = None
+    pending = []
+
+    def timed(window: Window) -> Pixels:
+        with recorder.span("read", chunk=number):
+            return read(window)
+
     with actor.producer():
-        pixels = read(chunk.read)
-        pending = [
-            (tile, actor.submit(*_cut(pixels, tile.window, chunk.read)))
-            for tile in tiling.tiles_of(index)
-            if _any_valid(pixels.valid, tile.window if inference.blended else tile.core, chunk.read)
-        ]
-    outputs = [(tile, future.result()) for tile, future in pending]
-    window = inference.window(index)
-    result = (blend if inference.blended else stitch)(inference, window, outputs)
-    valid = output_mask(pixels.valid, chunk, inference.scale)
-    if valid is not None:
-        result[:, ~valid] = form.nodata
+        stream = map(timed, windows) if ahead is None else ahead.stream(timed, windows)
+        for tile, window, pixels in zip(tiles, windows, stream, strict=True):
+            mask = _noted(mask, pixels.valid, window, chunk.read)
+            wanted = tile.window if inference.blended else tile.core
+            if not _any_valid(pixels.valid, wanted, window):
+                continue
+            if ahead is not None:
+                ahead.adapt(hungry=actor.hungry, full=actor.full)
+            data, valid = _padded(pixels, tile.window)
+            pending.append((tile, actor.submit(data, valid, number)))
+    with recorder.span("results", chunk=number):
+        outputs = [(tile, future.result()) for tile, future in pending]
+    with recorder.span("stitch", chunk=number):
+        window = inference.window(index)
+        result = (blend if inference.blended else stitch)(inference, window, outputs)
+        valid = output_mask(mask, chunk, inference.scale)
+        if valid is not None:
+            result[:, ~valid] = form.nodata
     if not outputs:
         return Stitched(result, 0, 0)
     covered = covered_window(inference, outputs[0][1].shape[1:])
@@ -145,27 +164,57 @@ def infer_chunk(
 
 
 def _start(inference: Inference) -> InferenceActor:
-    forward = Forward(
+    device = make_device(inference)
+    size = inference.batch_size
+    knee = None
+    if inference.tuned and inference.tiling.runs >= _WORTH_TUNING:
+        measure = partial(time_batch, device, inference.tile_shape, inference.dtype)
+        knee = batch_knee(measure, size)
+        size = knee.batch_size
+    return InferenceActor(
+        device,
+        inference.tile_shape,
+        inference.dtype,
+        batch_size=size,
+        fixed=inference.fixed or inference.model.compile,
+        note="" if knee is None else str(knee),
+    )
+
+
+def make_device(inference: Inference) -> Device:
+    """The device that an inference asks for, with its model loaded."""
+    if not isinstance(inference.device, str):
+        return inference.device(inference)
+    name = best_device(inference.device)
+    make = CudaForward if name.startswith("cuda") else Forward
+    return make(
         inference.model,
         raster_scale=inference.raster_scale,
         raster_offset=inference.raster_offset,
-        device=best_device(),
+        device=name,
         blended=inference.blended,
     )
-    shape = (inference.in_bands, *inference.tiling.tile)
-    return InferenceActor(forward, shape, inference.dtype, batch_size=inference.batch_size)
 
 
-def _any_valid(mask: Mask | None, window: Window, read: Window) -> bool:
-    """Whether a tile is worth running: False where all its pixels are nodata."""
-    return mask is None or bool(mask[window.clip(read).slices(read.origin)].any())
+def _noted(mask: Mask | None, valid: Mask | None, window: Window, read: Window) -> Mask | None:
+    """The mask of a chunk's halo'd window with that of one tile put in; None while all is valid."""
+    if valid is None:
+        return mask
+    if mask is None:
+        mask = np.ones(read.shape, np.bool_)
+    mask[window.slices(read.origin)] = valid
+    return mask
 
 
-def _cut(pixels: Pixels, window: Window, read: Window) -> tuple[Array, Mask | None]:
+def _any_valid(mask: Mask | None, wanted: Window, window: Window) -> bool:
+    """Whether a tile is worth running: False where all the pixels wanted of it are nodata."""
+    return mask is None or bool(mask[wanted.clip(window).slices(window.origin)].any())
+
+
+def _padded(pixels: Pixels, window: Window) -> tuple[Array, Mask | None]:
     """One tile; where it reaches past the raster, the raster's edge is repeated."""
-    rows, cols = window.slices(read.origin)
-    data = _pad(pixels.data[:, rows, cols], window)
-    return data, None if pixels.valid is None else _pad(pixels.valid[rows, cols], window)
+    valid = None if pixels.valid is None else _pad(pixels.valid, window)
+    return _pad(pixels.data, window), valid
 
 
 def _pad(array: Array, window: Window) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from .device import DeviceChoice
 from .forward import OutputFormat
 from .model import Model
 from .tiling import Tiling, Window
@@ -37,6 +38,12 @@ class Inference:
         Output pixels per input pixel.
     margin : tuple of int
         Input pixels ``(y, x)`` at the top and left that an unpadded model gives no output for.
+    device : str or callable
+        What runs the model; see `daskinfer.device.DeviceChoice`.
+    tuned : bool
+        Whether the worker may find a batch size of its own, up to `batch_size`.
+    fixed : bool
+        Whether every batch is run in full size.
     """
 
     model: Model
@@ -50,11 +57,20 @@ class Inference:
     channels: int = 1
     scale: Fraction = Fraction(1)
     margin: tuple[int, int] = (0, 0)
+    device: DeviceChoice = "auto"
+    tuned: bool = False
+    fixed: bool = False
 
     @property
     def blended(self) -> bool:
         """Whether overlapping tiles are averaged."""
         return bool(self.tiling.y.overlap or self.tiling.x.overlap)
+
+    @property
+    def tile_shape(self) -> tuple[int, int, int]:
+        """``(band, y, x)`` of every tile."""
+        y, x = self.tiling.tile
+        return self.in_bands, y, x
 
     @property
     def chunk(self) -> tuple[int, int]:

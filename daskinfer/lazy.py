@@ -12,14 +12,15 @@ import numpy as np
 import xarray as xr
 
 from .cog import CogSpec
-from .forward import Array, OutputFormat
+from .device import DeviceChoice
+from .forward import OutputFormat
 from .grid import grid_of
 from .infer import infer_chunk, using_actor
 from .inference import Inference
 from .model import Model, ModelBytes, load_model
 from .objectstore import check_writable, is_object, local_path
+from .pixels import Array, Mask, Pixels
 from .planner import check_output, cog_spec, replaced
-from .raster import Mask, Pixels
 from .seam import calibrate
 from .settle import Choice, Halo, Size, pick_bands, settle
 from .source import ArraySource
@@ -43,6 +44,9 @@ def predict(
     precision: Literal["float32", "bfloat16", "float16"] | None = None,
     tta: str | Sequence[str] | None = None,
     statistics: Literal["global"] | None = None,
+    device: DeviceChoice = "auto",
+    compile: bool | None = None,
+    reproducible: bool = False,
 ) -> xr.DataArray:
     """Predict lazily over a raster that fits a task graph; see `run` for anything larger.
 
@@ -54,7 +58,8 @@ def predict(
     scene : DataArray
         Dimensions ``(band, y, x)``, from `open_raster` or computed; lazy or in memory.
     model : Model or anything that `load_model` takes
-    chunk, tile, halo, tol, overlap, batch_size, precision, tta, statistics
+    chunk, tile, halo, tol, overlap, batch_size, precision, tta, statistics, device, compile
+    reproducible
         As for `plan`; chunks are rounded up to whole tile cores.
 
     Returns
@@ -76,12 +81,22 @@ def predict(
     >>> int(clouds.isel(y=slice(0, 64), x=slice(0, 64)).compute().max()) <= 2
     True
     """
-    recipe = replaced(load_model(model), precision=precision, tta=tta)
+    recipe = replaced(load_model(model), precision=precision, tta=tta, compile=compile)
     source = pick_bands(ArraySource(scene), recipe)
     if not isinstance(source, ArraySource):
         raise TypeError(f"expected an ArraySource, got {type(source).__name__}")
     recipe = with_statistics(source, recipe, statistics)
-    asked = Choice(chunk, tile, halo, overlap, batch_size, tol=tol, whole_tiles=True)
+    asked = Choice(
+        chunk,
+        tile,
+        halo,
+        overlap,
+        batch_size,
+        tol=tol,
+        device=device,
+        reproducible=reproducible,
+        whole_tiles=True,
+    )
     choice, seam = calibrate(source, recipe, asked)
     inference, _ = settle(source, recipe, choice, quiet=seam is not None)
     return _as_dataarray(_overlapped(source, inference), source, inference)

@@ -130,6 +130,8 @@ class Model:
         Symmetries over which scores are averaged (test-time augmentation); see `SYMMETRIES`.
     precision : {"float32", "bfloat16", "float16"}
         Arithmetic of the network (autocast); normalisation and post-processing stay in float32.
+    compile : bool
+        Run the network through ``torch.compile``; workers need a C++ compiler.
     weights : str or None
         File of weights for a factory.
     """
@@ -152,6 +154,7 @@ class Model:
     tile: tuple[int, int] | None = None
     tta: tuple[str, ...] = ()
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    compile: bool = False
     weights: str | None = None
     likely_bands: int | None = field(default=None, compare=False)
     # The user's module: not part of the value (the digest is), never pickled.
@@ -161,6 +164,7 @@ class Model:
         _check_choice("output", self.output, OUTPUTS)
         _check_choice("activation", self.activation, ACTIVATIONS)
         _check_choice("precision", self.precision, PRECISIONS)
+        _check_choice("compile", self.compile, (True, False))
         for name in self.tta:
             _check_choice("tta", name, SYMMETRIES)
         _check_bands(self)
@@ -271,7 +275,7 @@ def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -
     **spec
         Fields of `Model`: ``bands``, ``scale``, ``offset``, ``mean``, ``std``, ``fill``,
         ``output``, ``activation``, ``threshold``, ``class_names``, ``class_colors``, ``tile``,
-        ``precision``, and ``tta``: "d4" or a list of `SYMMETRIES`.
+        ``precision``, ``compile``, and ``tta``: "d4" or a list of `SYMMETRIES`.
         Metadata embedded in a ``.pt2`` (extra file ``daskinfer.json``) are the defaults.
 
     Returns
@@ -390,7 +394,7 @@ def _find(model: Model) -> torch.nn.Module:
 
 _PER_BAND = ("scale", "offset", "mean", "std")
 _TEXTS = ("bands", "class_names", "class_colors")
-_OTHERS = ("fill", "output", "activation", "threshold", "tile", "tta", "precision")
+_OTHERS = ("fill", "output", "activation", "threshold", "tile", "tta", "precision", "compile")
 _SPEC = (*_PER_BAND, *_TEXTS, *_OTHERS)
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from .spans import Span
+
 if TYPE_CHECKING:
     from .planner import Plan
     from .report import Report
@@ -44,13 +46,18 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class ChunkDone:
-    """A chunk is in the output."""
+    """A chunk is in the output.
+
+    `spans` are those of its process since the last chunk of that process, if the run is traced.
+    """
 
     chunk: int
     window: tuple[int, int, int, int]
     tiles: int
     seconds: float
     worker: str
+    spans: tuple[Span, ...] = ()
+    process: tuple[str, int] = ("", 0)
 
 
 @dataclass(frozen=True)

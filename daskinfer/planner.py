@@ -20,12 +20,16 @@ import xarray as xr
 
 from . import display
 from ._version import __version__
+from .actor import RING
 from .cog import CogSpec
+from .device import DeviceChoice
+from .errors import warn_user
 from .field import ReceptiveField
 from .forward import OutputFormat
 from .grid import Grid
 from .inference import Inference
 from .model import Model, load_model
+from .raster import layout_warning
 from .seam import SeamError, calibrate
 from .settle import Choice, Halo, Size, pick_bands, settle
 from .source import Source, source_of
@@ -37,9 +41,8 @@ __all__ = ["Plan", "check_output", "cog_spec", "field_text", "plan", "replaced"]
 OnError = Literal["raise", "nodata"]
 
 _BLOCK = 512
-# Chunks at work in one worker process, and batches in its mailbox.
+# Chunks at work in one worker process.
 _THREADS = 3
-_RING = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +96,7 @@ class Plan:
         result = 3 * job.form.bands * np.dtype(job.form.dtype).itemsize
         result += 8 * (job.channels + 1) if job.blended else 0
         chunk = math.prod(read) * pixel + math.prod(delivered) * result
-        batches = _RING * job.batch_size * math.prod(self.tiling.tile) * pixel
+        batches = RING * job.batch_size * math.prod(self.tiling.tile) * pixel
         return _THREADS * chunk + batches
 
     def settings(self) -> dict[str, Any]:
@@ -134,7 +137,8 @@ class Plan:
             ("chunks", f"{display.count_text(tiling.chunks)} of {display.sides_text(chunk)} px"),
             (
                 "tiles",
-                f"{display.count_text(tiling.runs)} in batches of {self.inference.batch_size}",
+                f"{display.count_text(tiling.runs)} in batches of "
+                f"{'up to ' if self.inference.tuned else ''}{self.inference.batch_size}",
             ),
             ("memory", f"{display.bytes_text(self.memory)} per worker and the model's activations"),
             ("output", f"{self.output}, {form.bands} x {form.dtype}, nodata {form.nodata:g}"),
@@ -157,6 +161,9 @@ def plan(
     precision: Literal["float32", "bfloat16", "float16"] | None = None,
     tta: str | Sequence[str] | None = None,
     statistics: Literal["global"] | None = None,
+    device: DeviceChoice = "auto",
+    compile: bool | None = None,
+    reproducible: bool = False,
     on_error: OnError = "raise",
     overwrite: bool = False,
     blocksize: int | Literal["auto"] = "auto",
@@ -189,13 +196,22 @@ def plan(
         Blend tiles that share this many pixels, instead of a halo; the default for models for which
         no halo is exact.
     batch_size : int or "auto"
-        Tiles in one forward pass.
+        Tiles in one forward pass, at most; "auto" lets each worker find, at its start, the size
+        beyond which its device gets no faster.
     precision : {"float32", "bfloat16", "float16"}, optional
         Replaces the model's own.
     tta : "d4" or sequence of str, optional
         Test-time augmentation; replaces the model's own, see `load_model`.
     statistics : {None, "global"}
         "global": normalise with mean and std of this raster, taken once for the run.
+    device : str or callable, default "auto"
+        "cpu", "cuda", "cuda:1"; "auto" is the first CUDA device of each worker, else its CPU.  Or
+        what makes a `daskinfer.device.Device` of an `Inference`, to run the model by other means.
+    compile : bool, optional
+        Run the network through ``torch.compile``; replaces the model's own.
+    reproducible : bool, default False
+        Run every batch in full size.  Two runs of the same plan are then equal bit for bit, however
+        many workers they had; else sums may differ in the last digits with the batch size.
     on_error : {"raise", "nodata"}
         What becomes of a chunk that fails three times: stop (the output can be resumed), or leave
         it nodata and go on.
@@ -239,13 +255,16 @@ def plan(
     path = check_output(os.fspath(output), source, overwrite)
     if on_error not in ("raise", "nodata"):
         raise ValueError(f"on_error must be 'raise' or 'nodata', got {on_error!r}")
-    recipe = replaced(load_model(model), precision=precision, tta=tta)
+    recipe = replaced(load_model(model), precision=precision, tta=tta, compile=compile)
     raster = pick_bands(source_of(source, window=window), recipe)
     recipe = with_statistics(raster, recipe, statistics)
     block = _block(blocksize, chunk)
-    asked = Choice(chunk, tile, halo, overlap, batch_size, block, tol)
+    asked = Choice(chunk, tile, halo, overlap, batch_size, block, tol, device, reproducible)
     choice, seam = calibrate(raster, recipe, asked)
     inference, field = settle(raster, recipe, choice, quiet=seam is not None)
+    note = layout_warning(raster, inference.tiling.chunk_at((0, 0)).read)
+    if note:
+        warn_user(note)
     cog = cog_spec(
         raster.grid.scaled(inference.scale),
         inference.form,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from . import display
+from .diagnosis import Load, diagnose
 from .ledger import Failure
+from .spans import StageTimes
 
 __all__ = ["Report"]
 
@@ -29,10 +32,12 @@ class Report:
         Tiles that went through the model.
     seconds : float
         Wall time of this run, the finishing of the file included.
-    device_busy : float
-        Share of the time between the first and the last batch in which the devices ran a batch.
-    batch_fill : float
-        Tiles per slot of the batches, 1.0 when all were full.
+    load : Load
+        How busy the device was, how full the batches, how long each stage took.
+    queue_depth : float
+        Tiles in the mailbox when a batch started, on average.
+    batch_notes : tuple of str
+        How the batch size was found, where it was.
     retries : int
         Attempts that failed and were made again.
     nonfinite : int
@@ -49,8 +54,9 @@ class Report:
     resumed: int
     tiles: int
     seconds: float
-    device_busy: float
-    batch_fill: float
+    load: Load
+    queue_depth: float
+    batch_notes: tuple[str, ...]
     retries: int
     nonfinite: int
     failures: tuple[Failure, ...]
@@ -67,11 +73,40 @@ class Report:
         computed = math.prod(self.shape) * (1 - self.resumed / self.chunks)
         return computed / 1e6 / self.seconds if self.seconds else 0.0
 
+    @property
+    def device_busy(self) -> float:
+        """Share of the time between the first and the last batch in which the devices were busy."""
+        return self.load.busy
+
+    @property
+    def busy_whole(self) -> float:
+        """Share of the whole run, start and finish included, in which the devices were busy."""
+        return self.load.busy_whole
+
+    @property
+    def batch_fill(self) -> float:
+        """Tiles per slot of the batches, 1.0 when all were full."""
+        return self.load.fill
+
+    @property
+    def stages(self) -> Mapping[str, StageTimes]:
+        """Times of each stage; see `daskinfer.spans.STAGES`."""
+        return self.load.stages
+
+    @property
+    def diagnosis(self) -> tuple[str, ...]:
+        """What limited the run and what could help."""
+        return diagnose(self.load)
+
     def __repr__(self) -> str:
         return display.text_table(self._title, self._rows())
 
     def _repr_html_(self) -> str:
         return display.html_table(self._title, self._rows())
+
+    @property
+    def _wall(self) -> float:
+        return max(self.seconds, 1e-9)
 
     @property
     def _title(self) -> str:
@@ -84,14 +119,30 @@ class Report:
             ("pixels", f"{height} x {width}"),
             ("time", f"{self.seconds:.1f} s, {self.speed:.2f} Mpx/s"),
             ("chunks", f"{display.count_text(self.chunks)}, {self.resumed} from an earlier run"),
-            ("tiles", display.count_text(self.tiles)),
-            ("device busy", f"{self.device_busy:.0%}"),
-            ("batch fill", f"{self.batch_fill:.0%}"),
+            (
+                "tiles",
+                f"{display.count_text(self.tiles)}, {self.tiles / self._wall:.1f} per second",
+            ),
+            ("device", self.load.device),
+            ("device busy", f"{self.device_busy:.1%}, of the whole run {self.busy_whole:.1%}"),
+            ("batches", f"of {self.load.batch_size}, {self.batch_fill:.0%} full"),
+            *(("batch size", note) for note in self.batch_notes),
+            ("queue", f"{self.queue_depth:.1f} tiles waiting at the start of a batch"),
             ("retries", str(self.retries)),
             ("non-finite", f"{display.count_text(self.nonfinite)} px became nodata"),
             ("failed", f"{len(self.failures)} chunks"),
         ]
+        rows += [(f"  {stage}", _times_text(times)) for stage, times in self.stages.items()]
+        rows += [("diagnosis", note) for note in self.diagnosis]
         rows += [
             (f"chunk {f.chunk}", f"{f.window} on {f.worker}: {f.error}") for f in self.failures
         ]
         return rows
+
+
+def _times_text(times: StageTimes) -> str:
+    middle, most, nearly_all = (times.quantile(share) for share in (0.5, 0.95, 0.99))
+    return (
+        f"{display.seconds_text(middle)} median, {display.seconds_text(most)} p95, "
+        f"{display.seconds_text(nearly_all)} p99, {display.count_text(times.count)} times"
+    )

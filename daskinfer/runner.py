@@ -21,19 +21,25 @@ from distributed import Client, Future, KilledWorker, as_completed, get_client
 
 from .clusters import cluster
 from .cog import WorkFile, encode_chunk
+from .diagnosis import Load
 from .errors import InferenceError
 from .ledger import Failure, Ledger
 from .monitor import Callback, ChunkDone, ChunkFailed, ChunkRetried, Event, RunFinished, RunStarted
 from .planner import Plan, check_output
 from .planner import plan as make_plan
+from .raster import Raster, layout_warning
 from .report import Report
+from .spans import StageTimes
 from .station import ChunkError, ChunkResult, StationPlugin, run_chunk, work_path
+from .trace import TraceWriter
 
 __all__ = ["run"]
 
 _ATTEMPTS = 3
 # Chunks submitted per thread: one that runs and one that waits for it to end.
 _IN_FLIGHT_PER_THREAD = 2
+# Of a worker's "GPU", per chunk: all its threads may be at work, the actor sees to the turns.
+_GPU_SHARE = 1e-3
 _THREADS_EVERY = 5.0  # seconds between looks at how many threads the cluster has
 
 
@@ -44,6 +50,7 @@ def run(
     *,
     client: Client | None = None,
     callbacks: Sequence[Callback] = (),
+    trace: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Report:
     """Run a model over a raster and write the result as a Cloud Optimized GeoTIFF.
@@ -61,6 +68,9 @@ def run(
         Where to run; by default the current client, else threads of this process.
     callbacks : sequence of callable
         Called with each `daskinfer.monitor.Event`.
+    trace : path, optional
+        Write a timeline of every stage of every tile and chunk, which https://ui.perfetto.dev and
+        chrome://tracing open.
     **options
         Of `plan`.
 
@@ -90,8 +100,22 @@ def run(
     check_output(plan.output, None, plan.overwrite)
     if plan.source.changed():
         raise ValueError("the source has changed since it was planned: plan again")
-    with _client(client) as active, _Outputs.prepare(plan) as outputs:
-        return _Driver(plan, active, outputs, callbacks).drive()
+    with (
+        _tracing(trace) as writers,
+        _client(client) as active,
+        _Outputs.prepare(plan) as outputs,
+    ):
+        driver = _Driver(plan, active, outputs, [*callbacks, *writers], bool(writers))
+        return driver.drive()
+
+
+@contextlib.contextmanager
+def _tracing(path: str | os.PathLike[str] | None) -> Iterator[list[TraceWriter]]:
+    if path is None:
+        yield []
+        return
+    with TraceWriter(path) as writer:
+        yield [writer]
 
 
 def _check_callbacks(callbacks: Sequence[Callback]) -> None:
@@ -158,8 +182,11 @@ class _Outputs:
             [inference.window((i, 0)).rows.start for i in range(tiling.grid[0])],
             [inference.window((0, j)).cols.start for j in range(tiling.grid[1])],
         )
-        failed = {failure.chunk for failure in self.ledger.failures()}
-        return [n for n, finished in enumerate(done.ravel()) if not finished or n in failed]
+        finished = done.ravel()
+        finished[[failure.chunk for failure in self.ledger.failures()]] = False
+        striped = isinstance(self.plan.source, Raster) and self.plan.source.striped
+        order = tiling.order(tiling.grid[1]) if striped else tiling.order()
+        return [number for number in order if not finished[number]]
 
     def leave_nodata(self, number: int) -> None:
         """Write nodata where a chunk failed for good."""
@@ -188,6 +215,7 @@ class _Driver:
     client: Client
     outputs: _Outputs
     callbacks: Sequence[Callback]
+    tracing: bool = False
     run: str = field(default_factory=lambda: f"daskinfer-{uuid.uuid4().hex[:8]}")
     tiles: int = 0
     nonfinite: int = 0
@@ -196,12 +224,14 @@ class _Driver:
     attempts: dict[int, int] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     suspects: list[int] = field(default_factory=list)
+    placement: dict[str, float] | None = None
 
     def drive(self) -> Report:
         start = time.perf_counter()
         todo = self.outputs.todo()
         done = self.plan.tiling.chunks - len(todo)
         self._emit(RunStarted(self.plan, self.plan.tiling.chunks, done, self.client.dashboard_link))
+        self.placement = self._placement()
         with self._stations():
             self._stream(deque(todo), self._limit)
             for number in tuple(self.suspects):
@@ -218,10 +248,10 @@ class _Driver:
     @contextlib.contextmanager
     def _stations(self) -> Iterator[None]:
         """Bring the plan to all workers, also those that join later, and clear up afterwards."""
-        workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
-        hosts = [worker["host"] for worker in workers]
+        hosts = [worker["host"] for worker in self._workers()]
         neighbours = {host: hosts.count(host) for host in set(hosts)}
-        plugin = StationPlugin(self.run, self.plan, self.plan.model.ship(), neighbours)
+        shipped = self.plan.model.ship()
+        plugin = StationPlugin(self.run, self.plan, shipped, neighbours, self.tracing)
         self.client.register_plugin(plugin)
         try:
             yield
@@ -246,8 +276,25 @@ class _Driver:
             self.client.cancel(list(flow.futures))
 
     def _limit(self) -> int:
-        threads: int = sum(self.client.nthreads().values())
+        workers = self._workers()
+        threads: int = sum(worker["nthreads"] for worker in workers)
         return _IN_FLIGHT_PER_THREAD * max(1, threads)
+
+    def _workers(self) -> list[dict[str, Any]]:
+        """Workers that chunks go to: those that declare a GPU, where any does."""
+        every = list(self.client.scheduler_info(n_workers=-1)["workers"].values())
+        if self.plan.inference.device == "cpu":
+            return every
+        return [worker for worker in every if worker["resources"].get("GPU")] or every
+
+    def _placement(self) -> dict[str, float] | None:
+        """What a chunk asks of its worker: a GPU, of which the actor takes care, or nothing.
+
+        Not the worker's name or address: a chunk bound to those hangs when the worker comes back
+        under another one.
+        """
+        placed = any(worker["resources"].get("GPU") for worker in self._workers())
+        return {"GPU": _GPU_SHARE} if placed and self.plan.inference.device != "cpu" else None
 
     def _submit(self, todo: deque[int], room: int) -> list[Future]:
         """Submit up to `room` chunks in one message (the scheduler keeps a record per message)."""
@@ -257,7 +304,12 @@ class _Driver:
         group = f"infer-{self.run}"
         keys = [(group, n, self.attempts.get(n, 0), self.suspects.count(n)) for n in numbers]
         futures: list[Future] = self.client.map(
-            run_chunk, [self.run] * len(numbers), numbers, key=keys, pure=False
+            run_chunk,
+            [self.run] * len(numbers),
+            numbers,
+            key=keys,
+            pure=False,
+            resources=self.placement,
         )
         return futures
 
@@ -291,6 +343,8 @@ class _Driver:
                 result.tiles,
                 result.seconds,
                 result.worker,
+                result.spans,
+                result.process,
             )
         )
 
@@ -322,9 +376,23 @@ class _Driver:
         return tiling.chunk_at(tiling.index_of(number)).window.bounds()
 
     def _report(self, resumed: int, seconds: float) -> Report:
-        metrics = [result.metrics for result in self.metrics.values()]
+        last = self.metrics.values()
+        metrics = [result.metrics for result in last]
         elapsed = sum(m.elapsed for m in metrics)
-        slots = sum(m.slots for m in metrics)
+        busy = sum(m.busy for m in metrics)
+        slots, batches = sum(m.slots for m in metrics), sum(m.batches for m in metrics)
+        load = Load(
+            busy=busy / elapsed if elapsed else 0.0,
+            busy_whole=busy / (seconds * len(metrics)) if metrics else 0.0,
+            fill=sum(m.tiles for m in metrics) / slots if slots else 0.0,
+            batches=batches,
+            batch_size=min((m.batch_size for m in metrics), default=0),
+            shrunk=any(m.shrunk for m in metrics),
+            stages=StageTimes.merged(result.times for result in last),
+            device=", ".join(sorted({m.device for m in metrics})),
+            precision=self.plan.model.precision,
+            source_note=layout_warning(self.plan.source, self.plan.tiling.chunk_at((0, 0)).read),
+        )
         return Report(
             output=self.plan.output,
             shape=self.plan.cog.shapes[0],
@@ -332,8 +400,9 @@ class _Driver:
             resumed=resumed,
             tiles=self.tiles,
             seconds=seconds,
-            device_busy=sum(m.busy for m in metrics) / elapsed if elapsed else 0.0,
-            batch_fill=sum(m.tiles for m in metrics) / slots if slots else 0.0,
+            load=load,
+            queue_depth=sum(m.queued for m in metrics) / batches if batches else 0.0,
+            batch_notes=tuple(sorted({m.note for m in metrics if m.note})),
             retries=self.retries,
             nonfinite=self.nonfinite,
             failures=tuple(self.failures),

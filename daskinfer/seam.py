@@ -18,11 +18,12 @@ import xarray as xr
 
 from . import display
 from .field import ReceptiveField
-from .forward import Array, to_classes, to_values
+from .forward import to_classes, to_values
 from .halo import receptive_field
 from .infer import infer_chunk, using_actor
 from .inference import Inference
 from .model import Model, load_model
+from .pixels import Array
 from .settle import Choice, Size, auto_tile, pick_bands, settle
 from .source import Source, source_of
 from .tiling import AxisTiling, Span, Window, round_up
@@ -299,7 +300,8 @@ def _compare(
 def _run(source: Source, inference: Inference) -> Array:
     """All of a small source, in this thread."""
     with using_actor(inference) as actor:
-        return infer_chunk(inference, (0, 0), source.read, actor).data
+        read = source.reader(inference.tiling.chunk_at((0, 0)).read)
+        return infer_chunk(inference, (0, 0), read, actor).data
 
 
 def _lines(axis: AxisTiling, scale: Any) -> list[int]:

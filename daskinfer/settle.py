@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .device import DeviceChoice, best_device, check_device
 from .errors import warn_user
 from .field import ReceptiveField
 from .forward import OutputFormat
@@ -21,7 +22,6 @@ from .halo import (
     receptive_field,
     smallest_input,
 )
-from .infer import best_device
 from .inference import Inference
 from .model import Model
 from .source import Source
@@ -37,10 +37,11 @@ _CORE = 512
 # Beyond this, a chunk that divides into whole cores and whole blocks costs more memory than running
 # the tiles on its border twice costs time.
 _LARGEST_CHUNK = 4096
-# Input pixels of one batch.  A GPU needs many to be busy.  A CPU is busy with one tile, and
-# activations over 32 MB are mapped and zeroed by the kernel anew for every layer: a batch of three
-# 608 px tiles through the demo U-Net ran at 0.93 Mpx per CPU second, single tiles at 1.58.
-_BATCH_PIXELS = {"cuda": 8 * 640 * 640, "cpu": 640 * 640}
+# Most input pixels of one batch; workers may find that less is as fast.  A GPU needs many to be
+# busy.  A CPU is busy with one tile, and activations over 32 MB are mapped and zeroed by the kernel
+# anew for every layer: a batch of three 608 px tiles through the demo U-Net ran at 0.93 Mpx per CPU
+# second, single tiles at 1.58.
+_BATCH_PIXELS = {"cuda": 32 * 640 * 640, "cpu": 640 * 640}
 _LARGEST_BATCH = 32
 _LARGEST_TILE = 2048
 
@@ -61,6 +62,10 @@ class Choice:
         Chunks are whole blocks of this many output pixels.
     tol : float
         Seam error, in units of the scores, that ``halo="calibrated"`` may leave.
+    device : str or callable
+        What runs the model; see `daskinfer.device.DeviceChoice`.
+    reproducible : bool
+        Every batch has the same number of tiles, so that results do not depend on which tiles met.
     whole_tiles : bool
         Chunks are whole tile cores, and so large that a chunk needs nothing of its neighbours but
         `AxisTiling.reach`, whatever that costs.
@@ -73,6 +78,8 @@ class Choice:
     batch_size: int | Literal["auto"] = "auto"
     block: int = 1
     tol: float = 1e-3
+    device: DeviceChoice = "auto"
+    reproducible: bool = False
     whole_tiles: bool = False
 
     def __post_init__(self) -> None:
@@ -84,6 +91,9 @@ class Choice:
             raise ValueError(f"batch_size must be 'auto' or at least 1, got {self.batch_size!r}")
         if isinstance(self.tol, bool) or not isinstance(self.tol, (int, float)) or self.tol < 0:
             raise ValueError(f"tol must be a number of at least 0, got {self.tol!r}")
+        check_device(self.device)
+        if not isinstance(self.reproducible, bool):
+            raise TypeError(f"reproducible must be True or False, got {self.reproducible!r}")
 
 
 def _check_size(name: str, value: Any, least: int, words: tuple[str | None, ...]) -> None:
@@ -176,10 +186,14 @@ def settle(
         dtype=source.dtype,
         raster_scale=source.scales,
         raster_offset=source.offsets,
-        batch_size=_batch(choice.batch_size, tiling),
+        batch_size=_batch(choice, tiling),
         channels=field.bands,
         scale=scale,
         margin=field.margin,
+        device=choice.device,
+        # A size that is found by timing differs from run to run.
+        tuned=choice.batch_size == "auto" and not choice.reproducible,
+        fixed=choice.reproducible,
     )
     return inference, field
 
@@ -258,14 +272,15 @@ def _chunk(chunk: Any, axis: AxisTiling, choice: Choice, scale: Fraction) -> int
     return max(near, round_up(axis.tile - axis.halo, unit))
 
 
-def _batch(batch_size: Any, tiling: Tiling) -> int:
-    if batch_size == "auto":
-        pixels = _BATCH_PIXELS[best_device()]
+def _batch(choice: Choice, tiling: Tiling) -> int:
+    if choice.batch_size == "auto":
+        kind = best_device(choice.device).partition(":")[0]
+        pixels = _BATCH_PIXELS.get(kind, _BATCH_PIXELS["cuda"])
         fitting = max(1, min(pixels // math.prod(tiling.tile), _LARGEST_BATCH, tiling.runs))
         # Of so many batches, no larger than they have to be: 21 tiles are 2 x 11, not 20 and 1.
         return -(-tiling.runs // -(-tiling.runs // fitting))
     # More slots than there are tiles would only take memory.
-    return int(min(batch_size, tiling.runs))
+    return int(min(choice.batch_size, tiling.runs))
 
 
 def _pair(size: Any) -> tuple[Any, Any]:

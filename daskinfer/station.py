@@ -12,18 +12,21 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import cloudpickle
 import rasterio
 from distributed import WorkerPlugin, get_worker
 
-from .actor import ActorMetrics, InferenceActor
+from .actor import InferenceActor
 from .cog import WorkFile, encode_chunk
 from .infer import infer_chunk, release_actor, using_actor
+from .metrics import ActorMetrics
 from .model import ModelBytes
 from .planner import Plan
+from .readahead import ReadAhead
+from .spans import Span, StageTimes
 
 __all__ = ["ChunkError", "ChunkResult", "StationPlugin", "run_chunk"]
 
@@ -42,6 +45,8 @@ class ChunkResult:
     worker: str
     process: tuple[str, int]
     metrics: ActorMetrics
+    times: Mapping[str, StageTimes]
+    spans: tuple[Span, ...]
 
 
 class ChunkError(Exception):
@@ -97,8 +102,10 @@ def _causes(error: BaseException) -> str:
 class _Station:
     """State of one run in this process; shared by the workers of the process."""
 
-    def __init__(self, plan: Plan, shipped: ModelBytes | None, threads: int) -> None:
+    def __init__(self, plan: Plan, shipped: ModelBytes | None, threads: int, tracing: bool) -> None:
         self.plan = plan
+        self.ahead = ReadAhead()
+        self._tracing = tracing
         self.workers = 0
         self._shipped = shipped
         self._threads = threads
@@ -130,6 +137,7 @@ class _Station:
             self._closed = True
             self._changed.wait_for(lambda: not self._users)
             self._resources.close()
+        self.ahead.close()
         release_actor(self.plan.inference)
         if self._shipped is not None:
             self._shipped.release()
@@ -139,6 +147,9 @@ class _Station:
         if self._shipped is not None:
             self._shipped.receive()
         actor = self._resources.enter_context(using_actor(self.plan.inference))
+        # It may have served a prediction before.
+        actor.clear_metrics()
+        actor.recorder.tracing = self._tracing
         work = WorkFile.open(work_path(self.plan), self.plan.cog, self.plan.inference.chunk)
         return actor, self._resources.enter_context(work)
 
@@ -159,23 +170,32 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
         An in-memory model.
     neighbours : dict of str to int
         Worker processes per host, which share its cores.
+    tracing : bool, default False
+        Keep single spans for the run's trace.
     """
 
     def __init__(
-        self, run: str, plan: Plan, shipped: ModelBytes | None, neighbours: dict[str, int]
+        self,
+        run: str,
+        plan: Plan,
+        shipped: ModelBytes | None,
+        neighbours: dict[str, int],
+        tracing: bool = False,
     ) -> None:
         self.name = run
         self._plan = plan
         self._shipped = shipped
         self._neighbours = neighbours
+        self._tracing = tracing
 
     def setup(self, worker: object) -> None:
         """Called on the event loop of each worker: only notes what to open later."""
         host = str(getattr(worker, "ip", ""))
         threads = max(1, (os.cpu_count() or 1) // max(1, self._neighbours.get(host, 1)))
         with _stations_lock:
-            station = _stations.setdefault(self.name, _Station(self._plan, self._shipped, threads))
-            station.workers += 1
+            if self.name not in _stations:
+                _stations[self.name] = _Station(self._plan, self._shipped, threads, self._tracing)
+            _stations[self.name].workers += 1
 
     async def teardown(self, worker: object) -> None:
         """Called on the event loop when the run is over or the worker closes."""
@@ -216,10 +236,14 @@ def _run_chunk(run: str, number: int) -> ChunkResult:
     plan = station.plan
     index = plan.tiling.index_of(number)
     with station.using() as (actor, work), rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_MB):
-        stitched = infer_chunk(plan.inference, index, plan.source.read, actor)
+        read = plan.source.reader(plan.tiling.chunk_at(index).read)
+        stitched = infer_chunk(plan.inference, index, read, actor, station.ahead)
         row, col = plan.inference.window(index).origin
-        work.append(encode_chunk(plan.cog, stitched.data, row, col, work.levels))
-        metrics = actor.metrics
+        with actor.recorder.span("encode", chunk=number):
+            encoded = encode_chunk(plan.cog, stitched.data, row, col, work.levels)
+        with actor.recorder.span("append", chunk=number):
+            work.append(encoded)
+        metrics, recorder = actor.metrics, actor.recorder
     address = str(get_worker().address)
     return ChunkResult(
         chunk=number,
@@ -229,6 +253,8 @@ def _run_chunk(run: str, number: int) -> ChunkResult:
         worker=address,
         process=(address.rpartition(":")[0], os.getpid()),
         metrics=metrics,
+        times=recorder.times(),
+        spans=recorder.drain(),
     )
 
 

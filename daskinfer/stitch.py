@@ -12,9 +12,9 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from .forward import Array, OutputFormat, to_classes
+from .forward import OutputFormat, to_classes
 from .inference import Inference
-from .raster import Mask
+from .pixels import Array, Mask
 from .tiling import Chunk, Span, Tile, Window
 
 __all__ = ["blend", "count_nonfinite", "covered_window", "output_mask", "stitch", "without_rim"]

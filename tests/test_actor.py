@@ -8,7 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from daskinfer.actor import ActorMetrics, InferenceActor
+from daskinfer.actor import InferenceActor
+from daskinfer.device import Device
+from daskinfer.metrics import ActorMetrics
+from daskinfer.spans import Recorder
 
 SHAPE = (2, 4, 3)
 # Nothing may take this long; a test that reaches it has hung.
@@ -307,7 +310,7 @@ def test_a_function_that_returns_no_result_is_an_error_with_both_numbers():
         with actor.producer():
             futures = [actor.submit(tile(n)) for n in range(3)]
         for future in futures:
-            with pytest.raises(ValueError, match="0 results for 1 tiles"):
+            with pytest.raises(ValueError, match="0 results for 3 tiles"):
                 future.result(HANG)
 
 
@@ -381,7 +384,7 @@ def test_close_lets_go_of_the_model():
 
 def test_metrics_count_tiles_batches_and_slots_of_every_result_handed_out():
     with InferenceActor(Doubles(), SHAPE, "int32", batch_size=4, timeout=NEVER) as actor:
-        assert actor.metrics == ActorMetrics()
+        assert actor.metrics == ActorMetrics(batch_size=4, device="a device of its own")
         assert actor.metrics.fill == 0
         with actor.producer():
             futures = [actor.submit(tile(n)) for n in range(10)]
@@ -391,6 +394,180 @@ def test_metrics_count_tiles_batches_and_slots_of_every_result_handed_out():
     assert (done.tiles, done.batches, done.slots) == (10, 3, 12)
     assert done.fill == 10 / 12
     assert 0 < done.busy <= done.elapsed
+
+
+class Staged(Device):
+    """Tells which batch is in which stage, and holds each stage until it is let go."""
+
+    def __init__(self, fails=()):
+        self.entered = {stage: threading.Semaphore(0) for stage in ("in", "forward", "out")}
+        self.go = {stage: threading.Semaphore(0) for stage in ("in", "forward", "out")}
+        self.inside = set()
+        self.at_once = []
+        self.fails = fails
+        self.lock = threading.Lock()
+
+    def _stage(self, stage, batch):
+        with self.lock:
+            assert stage not in {name for name, _ in self.inside}
+            self.inside.add((stage, int(batch.max())))
+            self.at_once.append(frozenset(self.inside))
+        self.entered[stage].release()
+        assert self.go[stage].acquire(timeout=HANG)
+        with self.lock:
+            self.inside.discard((stage, int(batch.max())))
+        if stage in self.fails:
+            raise OSError(f"{stage} failed")
+        return batch
+
+    def copy_in(self, batch, valid):
+        return self._stage("in", batch)
+
+    def forward(self, loaded):
+        return self._stage("forward", loaded)
+
+    def copy_out(self, result):
+        return self._stage("out", result).copy()
+
+    def let(self, **times):
+        for stage, count in times.items():
+            for _ in range(count):
+                self.go[stage].release()
+
+    def wait(self, *stages):
+        for stage in stages:
+            assert self.entered[stage].acquire(timeout=HANG)
+
+
+def test_one_batch_is_copied_in_while_one_runs_and_one_is_copied_out():
+    device = Staged()
+    with InferenceActor(device, SHAPE, "int32", batch_size=1, timeout=NEVER) as actor:
+        with actor.producer():
+            futures = [actor.submit(tile(n)) for n in (1, 2, 3)]
+            device.let(**{"in": 2}, forward=1)
+            device.wait("in", "in", "in", "forward", "forward", "out")
+            # All three stages are held now, each by another batch.
+            assert frozenset({("in", 3), ("forward", 2), ("out", 1)}) in device.at_once
+            device.let(**{"in": 1}, forward=2, out=3)
+        assert [int(future.result(HANG).max()) for future in futures] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("stage", ["in", "out"])
+def test_an_error_while_copying_reaches_the_callers_of_that_batch_and_the_actor_lives_on(stage):
+    device = Staged(fails={stage})
+    device.let(**{"in": 99}, forward=99, out=99)
+    with InferenceActor(device, SHAPE, "int32", batch_size=2, timeout=NEVER) as actor:
+        with actor.producer():
+            futures = [actor.submit(tile(n)) for n in (1, 2)]
+        for future in futures:
+            with pytest.raises(OSError, match=f"{stage} failed"):
+                future.result(HANG)
+        device.fails = ()
+        assert np.array_equal(actor.submit(tile(3)).result(HANG), tile(3))
+
+
+def test_after_a_batch_too_large_for_the_device_batches_are_no_larger_than_what_fits():
+    sizes = []
+
+    def small(batch, valid):
+        sizes.append(len(batch))
+        if len(batch) > 2:
+            raise MemoryError("2 fit")
+        return batch * 2
+
+    with InferenceActor(small, SHAPE, "int32", batch_size=8, timeout=NEVER) as actor:
+        for _ in range(2):
+            with actor.producer():
+                futures = [actor.submit(tile(n)) for n in range(8)]
+            assert [int(future.result(HANG).max()) for future in futures] == [
+                2 * n for n in range(8)
+            ]
+        metrics = actor.metrics
+    # The first eight: whole, then in halves; the next eight in twos from the start.
+    assert sizes == [8, 4, 2, 2, 4, 2, 2, 2, 2, 2, 2]
+    assert (metrics.batch_size, metrics.shrunk) == (2, True)
+    assert metrics.batches == 1 + 4
+
+
+def test_a_tile_that_alone_is_too_large_for_the_device_says_so_with_its_shape():
+    def none_fits(batch, valid):
+        raise MemoryError("out of memory")
+
+    with InferenceActor(none_fits, SHAPE, "int32", batch_size=2, timeout=NEVER) as actor:
+        future = actor.submit(tile(1))
+        with pytest.raises(
+            MemoryError, match=r"one tile of .* = \(2, 4, 3\): pass a smaller tile="
+        ):
+            future.result(HANG)
+
+
+def test_batches_of_fixed_size_are_run_whole_and_give_only_the_tiles_that_were_in_them():
+    function = Doubles()
+    with InferenceActor(function, SHAPE, "int32", batch_size=4, timeout=NEVER, fixed=True) as actor:
+        with actor.producer():
+            futures = [actor.submit(tile(n)) for n in range(1, 7)]
+        results = [int(future.result(HANG).max()) for future in futures]
+        assert (actor.metrics.tiles, actor.metrics.slots) == (6, 8)
+    assert function.sizes == [4, 4]
+    assert results == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_batch_that_is_not_full_does_not_leave_while_the_device_is_at_work():
+    """Waiting costs nothing then, and the batch may still fill up."""
+    function = Gated()
+    with InferenceActor(function, SHAPE, "int32", batch_size=2, timeout=0) as actor:
+        first = actor.submit(tile(1))
+        assert function.started.wait(HANG)
+        # No producer is announced, and the timeout is over at once: still it waits for its pair.
+        second, third = actor.submit(tile(2)), actor.submit(tile(3))
+        function.gate.set()
+        for n, future in enumerate((first, second, third), 1):
+            assert np.array_equal(future.result(HANG), 2 * tile(n))
+    assert function.sizes == [1, 2]
+
+
+def test_a_device_that_runs_behind_its_calls_tells_when_it_was_busy():
+    class Behind(Device):
+        def forward(self, loaded):
+            return loaded[0]
+
+        def interval(self, result):
+            return float(result.max()), float(result.max()) + 0.75
+
+    with InferenceActor(Behind(), SHAPE, "int32", batch_size=1, timeout=NEVER) as actor:
+        for n in (100, 101):
+            actor.submit(tile(n)).result(HANG)
+        metrics = actor.metrics
+    assert metrics.busy == 1.5
+    assert metrics.elapsed == pytest.approx(1.75)
+
+
+def test_every_stage_of_every_tile_and_batch_is_timed_and_traced():
+    recorder = Recorder(tracing=True)
+    with InferenceActor(
+        Doubles(), SHAPE, "int32", batch_size=2, timeout=NEVER, recorder=recorder
+    ) as actor:
+        with actor.producer():
+            futures = [actor.submit(tile(n), label=chunk) for n, chunk in ((1, 7), (2, 8), (3, 8))]
+        for future in futures:
+            future.result(HANG)
+    counts = {stage: times.count for stage, times in recorder.times().items()}
+    assert counts == {"room": 3, "copy in": 2, "queue": 2, "forward": 2, "copy out": 2}
+    forward = [span for span in recorder.drain() if span.stage == "forward"]
+    assert [span.about for span in forward] == [
+        {"batch": 1, "tiles": 2, "chunks": [7, 8]},
+        {"batch": 2, "tiles": 1, "chunks": [8]},
+    ]
+
+
+def test_cleared_metrics_start_anew_and_keep_what_the_actor_is():
+    with InferenceActor(Doubles(), SHAPE, "int32", batch_size=4, note="measured") as actor:
+        actor.submit(tile(1)).result(HANG)
+        actor.clear_metrics()
+        metrics = actor.metrics
+        assert actor.recorder.times() == {}
+    assert (metrics.tiles, metrics.busy, metrics.start) == (0, 0, 0)
+    assert (metrics.batch_size, metrics.note) == (4, "measured")
 
 
 @pytest.mark.parametrize("name", ["batch_size", "ring"])

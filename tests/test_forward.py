@@ -23,7 +23,7 @@ def batch_of(dtype="float32", n=3, bands=2, side=(9, 7), seed=0):
 
 def forward(net, *, raster_scale=(1.0,), raster_offset=(0.0,), **spec):
     model = di.load_model(net, **{"output": "values"} | spec)
-    return Forward(model, raster_scale=raster_scale, raster_offset=raster_offset)
+    return Forward(model, raster_scale=raster_scale, raster_offset=raster_offset).run
 
 
 class Fixed(nn.Module):
@@ -273,13 +273,13 @@ def test_blended_classes_are_probabilities_that_decide_as_the_scores_do(channels
     spec = {"output": "classes", "activation": activation}
     model = di.load_model(Fixed(scores), **spec)
     batch = np.zeros((1, 1, 5, 6), np.float32)
-    values = Forward(model, blended=True)(batch, None)
+    values = Forward(model, blended=True).run(batch, None)
     assert values.dtype == np.float32
     assert values.shape == (1, channels, 5, 6)
     if channels > 1 or activation is not None:
         assert 0 <= values.min() <= values.max() <= 1
     decided = to_classes(torch.from_numpy(values), model).numpy()
-    assert np.array_equal(decided, Forward(model)(batch, None))
+    assert np.array_equal(decided, Forward(model).run(batch, None))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -287,7 +287,7 @@ def test_blended_classes_are_probabilities_that_decide_as_the_scores_do(channels
 def test_a_score_that_is_not_finite_is_nan_before_blending_as_well(bad, spec):
     scores = scores_of([1, bad, 3], [1, 2, 3])
     model = di.load_model(Fixed(scores), **{"output": "values"} | spec)
-    values = Forward(model, blended=True)(np.zeros((1, 1, 1, 2), np.float32), None)[0, :, 0]
+    values = Forward(model, blended=True).run(np.zeros((1, 1, 1, 2), np.float32), None)[0, :, 0]
     assert np.isnan(values[:, 0]).all()
     assert np.isfinite(values[:, 1]).all()
 
