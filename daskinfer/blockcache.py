@@ -121,7 +121,7 @@ class CacheStats:
     hits : int
         Cells that were there, or being decoded, when a window asked for them.
     straight : int
-        Windows read past the cache, because they were too large for it.
+        Windows read past the cache, because their cells do not fit.
     nbytes : int
         Bytes held now.
     """
@@ -149,8 +149,8 @@ class BlockCache:
     Parameters
     ----------
     capacity : int
-        Bytes.  The newest cell stays even where it alone is larger: it would be decoded again for
-        every tile otherwise.  0 turns the cache off.
+        Bytes that are kept at most.  A window whose cells do not fit is read past the cache; 0
+        turns it off.
 
     Examples
     --------
@@ -216,8 +216,9 @@ class BlockCache:
         Pixels
             In memory of their own.
         """
-        # A window of half the capacity would push out what its neighbours share, for no gain.
-        if cells.nbytes(window) > self.capacity // 2:
+        # It would push out everything and not fit itself; of strips, all of which a window touches,
+        # and of very large blocks, it might fill the memory.
+        if cells.nbytes_touched(window) > self.capacity:
             with self._lock:
                 self._straight += 1
             return decode(window)
@@ -287,7 +288,7 @@ class BlockCache:
             cell.set_exception(error)
 
     def _evict(self) -> None:
-        while self._nbytes > self._capacity and len(self._ready) > bool(self._capacity):
+        while self._nbytes > self._capacity:
             _, cell = self._ready.popitem(last=False)
             self._nbytes -= cell.result().nbytes
 

@@ -19,6 +19,7 @@ from conftest import noise, ramp, write_raster
 from daskinfer import raster as raster_module
 from daskinfer.blockcache import BlockCache
 from daskinfer.raster import Raster, describe, layout_warning
+from daskinfer.readahead import ReadAhead
 from daskinfer.source import ArraySource, open_raster
 from daskinfer.tiling import AxisTiling, Span, Tiling, Window
 from sources import everything, valid_of, vrt, window
@@ -199,6 +200,21 @@ def test_each_block_is_decoded_once_by_readers_of_overlapping_tiles(scene, cache
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(read, tiling.order()))
+    assert (times_decoded(decoded, raster.grid.shape) == 1).all()
+
+
+def test_tiles_that_are_read_ahead_decode_each_block_once(scene, cache, decoded):
+    cache()
+    raster = describe(scene)
+    with rasterio.open(scene) as dataset:
+        raw = dataset.read()
+    whole = window(0, 0, *raster.grid.shape)
+    corners = [(row, col) for row in range(-16, 1500, 256) for col in range(-16, 1300, 256)]
+    tiles = [window(*corner, 288, 288).clip(whole) for corner in corners]
+    with ReadAhead(8) as ahead:
+        stream = ahead.stream(raster.reader(whole), tiles)
+        for tile, pixels in zip(tiles, stream, strict=True):
+            assert np.array_equal(pixels.data, raw[:, *tile.slices()])
     assert (times_decoded(decoded, raster.grid.shape) == 1).all()
 
 

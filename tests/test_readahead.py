@@ -161,6 +161,29 @@ def test_many_streams_at_once_stay_within_the_depth_together():
     assert most[0] <= depth + streams
 
 
+@pytest.mark.parametrize("depth", [0, 1, 16])
+def test_instant_reads_never_run_further_ahead_than_the_depth_and_the_tile_in_hand(depth):
+    read, taken, lock = [0], [0], threading.Lock()
+    most = [0]
+
+    def instant(window):
+        with lock:
+            read[0] += 1
+            most[0] = max(most[0], read[0] - taken[0])
+        return window
+
+    with ReadAhead(depth) as ahead:
+        for window in ahead.stream(instant, range(400)):
+            with lock:
+                taken[0] += 1
+            # A slow model: the mailbox is full at each tile, so that the depth only shrinks.
+            ahead.adapt(hungry=False, full=True)
+            assert window == taken[0] - 1
+    assert (read, taken) == ([400], [400])
+    # Those ahead, and the one that was read and is about to be taken.
+    assert most[0] <= depth + 1
+
+
 def test_no_thread_is_started_before_something_is_read_ahead():
     before = threading.active_count()
     with ReadAhead(0) as ahead:
