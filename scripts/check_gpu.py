@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import re
 import tempfile
 import time
 from argparse import Namespace
@@ -29,11 +28,11 @@ import daskinfer as di
 from daskinfer.bench import batch
 from daskinfer.bench.command import run_bench
 from daskinfer.bench.cpu import bench_model
-from daskinfer.bench.harness import machine, markdown, say
+from daskinfer.bench.harness import machine, markdown, say, write_section
 from daskinfer.bench.synthetic import mirrored_scene, scene_raster
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- check_gpu: begin -->", "<!-- check_gpu: end -->"
+SECTION = "check_gpu"
 NOT_MEASURED = "not measured"
 # Scores in float32, absolute: another device takes sums in another order.
 TOLERANCE = {"cpu": 1e-5, "cuda": 1e-3}
@@ -238,20 +237,11 @@ def section(cpu: Sequence[Check] | None, gpu: Sequence[Check] | None) -> str:
         f"torch {about['torch']}, Python {platform.python_version()}, {about['cores']} cores of "
         f"{about['processor']}, {about['memory_gb']} GB."
     )
-    return f"{BEGIN}\n{markdown(['check', *heads], rows, 3)}\n\n{where}\n{END}"
+    return f"{markdown(['check', *heads], rows, 3)}\n\n{where}"
 
 
 def cell(check: Check) -> str:
     return check.text if check.passed else f"**FAILED** {check.text}"
-
-
-def write_section(path: Path, text: str) -> None:
-    """Put the section between its marks; at the end where there are none."""
-    old = path.read_text() if path.exists() else ""
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    # As a function: the text may hold backslashes.
-    new, count = pattern.subn(lambda _: text, old)
-    path.write_text(new if count else f"{old}\n{text}\n".lstrip("\n"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -271,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not options.no_cpu:
             found["cpu"] = column("cpu", Path(folder), options)
     text = section(found.get("cpu"), found.get("cuda"))
-    write_section(options.markdown, text)
+    write_section(options.markdown, SECTION, text)
     print(text)
     return 0 if all(check.passed for checks in found.values() for check in checks) else 1
 

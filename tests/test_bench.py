@@ -23,6 +23,7 @@ from daskinfer.bench.harness import (
     measure,
     peak_memory,
     scratch_folder,
+    write_section,
 )
 
 FOLDER = Path(di.__file__).parent / "bench"
@@ -218,6 +219,29 @@ def test_a_scratch_folder_of_ones_own_stays(tmp_path):
     assert not folder.exists()
 
 
+# --- sections of a file ---------------------------------------------------------------------------
+
+
+def test_a_section_is_replaced_and_the_rest_stays(tmp_path):
+    path = tmp_path / "B.md"
+    path.write_text("# Numbers\n\n<!-- a: begin -->\nold\n<!-- a: end -->\n\nThe end\n")
+    expected = "# Numbers\n\n<!-- a: begin -->\nnew \\1\n<!-- a: end -->\n\nThe end\n"
+    for _ in range(2):
+        write_section(path, "a", "new \\1")
+        assert path.read_text() == expected
+
+
+def test_a_section_without_marks_goes_to_the_end(tmp_path):
+    path = tmp_path / "B.md"
+    path.write_text("# Numbers\n")
+    write_section(path, "a", "new")
+    assert path.read_text() == "# Numbers\n\n<!-- a: begin -->\nnew\n<!-- a: end -->\n"
+    write_section(path, "b", "other")
+    assert path.read_text().endswith(
+        "<!-- a: end -->\n\n<!-- b: begin -->\nother\n<!-- b: end -->\n"
+    )
+
+
 # --- the command line -----------------------------------------------------------------------------
 
 
@@ -233,6 +257,17 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
     assert [row["case"] for row in content["rows"]] == ["small", "large"]
     assert content["notes"] == ["shared by all", "scale 1.5"]
     assert content["machine"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(("suffix", "name"), [("", "toy"), ("#of mine", "of mine")])
+def test_the_command_fills_a_section(tmp_path, capsys, suffix, name):
+    path = tmp_path / "B.md"
+    assert command(toy(), "--runs=2", f"--markdown={path}{suffix}") == 0
+    text = path.read_text()
+    assert text.startswith(f"<!-- {name}: begin -->\n| case | time, s | memory, MB |")
+    assert "Medians of 2 runs (lowest..highest); " in text
+    printed = capsys.readouterr().out
+    assert text.partition("\n")[2].rpartition("\n<!--")[0] in printed
 
 
 def test_compare_sets_options_and_keeps_the_others(tmp_path, capsys):

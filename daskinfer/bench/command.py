@@ -10,12 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from daskinfer.bench.harness import Bench, Case, Result, machine, measure, say, scratch_folder
+from daskinfer.bench.harness import (
+    Bench,
+    Case,
+    Result,
+    machine,
+    measure,
+    say,
+    scratch_folder,
+    write_section,
+)
 
 __all__ = ["add_bench", "add_parser", "benches", "run_bench"]
 
 # Of the command line, not of what is measured.
-_OURS = {"command", "runs", "json", "compare", "scratch"}
+_OURS = {"command", "runs", "json", "markdown", "compare", "scratch"}
 
 
 def benches() -> tuple[Bench, ...]:
@@ -41,6 +50,11 @@ def add_bench(kinds: Any, bench: Bench) -> None:
     common.add_argument("--runs", type=int, default=3, metavar="N", help="of every case, in turn")
     common.add_argument("--json", metavar="PATH", help="also write everything as JSON")
     common.add_argument(
+        "--markdown", metavar="PATH[#NAME]",
+        help="also put the table between the marks of this name (default: the benchmark's) in a "
+        "file, as: BENCHMARKS.md#feed",
+    )  # fmt: skip
+    common.add_argument(
         "--scratch", metavar="FOLDER", help="keep rasters there for the next time; else removed"
     )
     common.add_argument(
@@ -58,6 +72,9 @@ def _command(bench: Bench, parser: argparse.ArgumentParser, arguments: argparse.
     print(result.text())
     if arguments.json:
         Path(arguments.json).write_text(result.to_json() + "\n")
+    if arguments.markdown:
+        path, _, name = arguments.markdown.partition("#")
+        write_section(Path(path), name or bench.name, result.body())
     return 0
 
 

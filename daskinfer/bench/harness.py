@@ -40,6 +40,7 @@ __all__ = [
     "peak_memory",
     "say",
     "scratch_folder",
+    "write_section",
 ]
 
 Values = Mapping[str, float]
@@ -193,13 +194,30 @@ class Result:
         return markdown(["case", "number", *groups, *ratios], rows, 2)
 
     def text(self) -> str:
-        """Title, tables and notes, as Markdown."""
-        parts = [f"### {self.title}", self.table()]
+        """Title, tables, notes and machine, as Markdown."""
+        return f"### {self.title}\n\n{self.body()}"
+
+    def body(self) -> str:
+        """The same without the title."""
+        parts = [self.table()]
         if len(self.groups) > 1:
             parts.append(self.comparison())
         if self.notes:
             parts.append("\n".join(f"- {note}" for note in self.notes))
+        if self.machine:
+            parts.append(self.where())
         return "\n\n".join(parts)
+
+    def where(self) -> str:
+        """One line about runs and machine."""
+        about, most = self.machine, max(map(len, self.values.values()))
+        runs = "One run" if most == 1 else f"Medians of {most} runs (lowest..highest)"
+        gpu = "no GPU" if about["gpu"] == "none" else about["gpu"]
+        return (
+            f"{runs}; {about['cores']} cores of {about['processor']}, {about['memory_gb']} GB, "
+            f"{gpu}, load {about['load_before']} before; daskinfer {about['daskinfer']}, "
+            f"torch {about['torch']}, dask {about['dask']}, rasterio {about['rasterio']}."
+        )
 
     def to_json(self) -> str:
         """Everything, each single run included."""
@@ -319,6 +337,31 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1)
     """
     rule = ["---"] * names + ["---:"] * (len(head) - names)
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
+
+
+def write_section(path: Path, name: str, text: str) -> None:
+    """Put text between a file's marks ``<!-- name: begin -->`` and ``<!-- name: end -->``.
+
+    What is there is replaced.  Without marks, they are put at the end.
+
+    Examples
+    --------
+    >>> with scratch_folder(None) as folder:
+    ...     for text in ("old", "new"):
+    ...         write_section(folder / "B.md", "feed", text)
+    ...     print((folder / "B.md").read_text(), end="")
+    <!-- feed: begin -->
+    new
+    <!-- feed: end -->
+    """
+    begin, end = (f"<!-- {name}: {word} -->" for word in ("begin", "end"))
+    old = path.read_text() if path.exists() else ""
+    before, mark, rest = old.partition(begin)
+    if mark:
+        after = rest.partition(end)[2]
+    else:
+        before, after = f"{old}\n" if old else "", "\n"
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 def machine() -> dict[str, Any]:
