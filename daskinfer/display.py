@@ -68,12 +68,12 @@ def bytes_text(number: float) -> str:
 def seconds_text(seconds: float) -> str:
     """A duration in the unit that suits.
 
-    >>> seconds_text(0.00012), seconds_text(0.0345), seconds_text(12.3)
-    ('0.12 ms', '34.5 ms', '12.3 s')
+    >>> seconds_text(0.0000123), seconds_text(0.0345), seconds_text(12.3)
+    ('12 us', '34 ms', '12.3 s')
     """
     if seconds >= 1:
         return f"{seconds:.1f} s"
-    return f"{seconds * 1000:.3g} ms"
+    return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 else f"{seconds * 1e6:.0f} us"
 
 
 def count_text(number: int) -> str:

@@ -132,17 +132,16 @@ class Report:
             ("non-finite", f"{display.count_text(self.nonfinite)} px became nodata"),
             ("failed", f"{len(self.failures)} chunks"),
         ]
-        rows += [(f"  {stage}", _times_text(times)) for stage, times in self.stages.items()]
         rows += [("diagnosis", note) for note in self.diagnosis]
         rows += [
             (f"chunk {f.chunk}", f"{f.window} on {f.worker}: {f.error}") for f in self.failures
         ]
+        if self.stages:
+            rows.append(("stages", "median, p95, p99, number"))
+        rows += [(f"  {stage}", _times_text(times)) for stage, times in self.stages.items()]
         return rows
 
 
 def _times_text(times: StageTimes) -> str:
-    middle, most, nearly_all = (times.quantile(share) for share in (0.5, 0.95, 0.99))
-    return (
-        f"{display.seconds_text(middle)} median, {display.seconds_text(most)} p95, "
-        f"{display.seconds_text(nearly_all)} p99, {display.count_text(times.count)} times"
-    )
+    quantiles = (display.seconds_text(times.quantile(share)) for share in (0.5, 0.95, 0.99))
+    return f"{', '.join(quantiles)}, {display.count_text(times.count)}"

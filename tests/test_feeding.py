@@ -67,7 +67,7 @@ def mixed_workers():
         "a": {"cls": Worker, "options": options | {"resources": {"GPU": 1}}},
         "b": {"cls": Worker, "options": options},
     }
-    scheduler = {"cls": Scheduler, "options": {"dashboard": False}}
+    scheduler = {"cls": Scheduler, "options": {"dashboard": False, "port": 0}}
     with (
         SpecCluster(workers=workers, scheduler=scheduler, silence_logs=40) as cluster,
         Client(cluster) as client,

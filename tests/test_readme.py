@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from daskinfer.spans import STAGES
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 # Lines that tell of the machine and of its codec, not of the result.
-VARY = ("  output ", "  time ", "  device busy ")
+VARY = ("  output ", "  time ", "  tiles ", "  device ", "  queue ", "  diagnosis ")
+VARY += tuple(f"    {stage} " for stage in STAGES)
 
 
 def example():
