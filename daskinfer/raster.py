@@ -47,7 +47,7 @@ __all__ = [
 Bands = Sequence[str | int] | None
 
 _HANDLES_PER_THREAD = 8
-# Parts of the blocks of a chunk that a cache must hold, see `Raster.cache_bytes`.
+# How much of the blocks of a chunk a cache must hold, see `Raster.cache_bytes`.
 _LIVE = 2 / 3
 _STRIPS = 1.3
 _local = threading.local()
@@ -227,8 +227,9 @@ class Raster:
         """
         # Simulated: of each chunk at work two thirds of its blocks are needed at a time; strips
         # are shared by all chunks of a row, and those of the next row come before they can go.
-        share = max(_STRIPS, 1 if self.striped else threads * _LIVE)
-        return int(share * self._cells.nbytes_touched(window))
+        share = max(_STRIPS, 0 if self.striped else threads * _LIVE)
+        need = int(share * self._cells.nbytes_touched(window))
+        return min(need, self._cells.nbytes(_whole(self.grid)))
 
     def _check(self, window: Window) -> None:
         if window.clip(_whole(self.grid)) != window:
