@@ -749,6 +749,22 @@ def test_bad_chunks_are_refused(shape, dtype, row, message):
         encode_chunk(spec, np.zeros(shape, dtype), row, 0, 1)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "resampling", "compress", "predictor"),
+    [
+        ("uint8", "mode", "deflate", 1),
+        ("int16", "average", "deflate", 2),
+        ("float32", "average", "zstd", 3),
+        ("float64", "mode", "zstd", 3),
+    ],
+)
+def test_codec_and_predictor_follow_the_pixels(dtype, resampling, compress, predictor):
+    spec = spec_of(9, 9, 1, dtype, resampling=resampling)
+    assert (spec.compress, spec.tiff_predictor) == (compress, predictor)
+    assert spec_of(9, 9, 1, dtype, resampling=resampling, predictor=1).tiff_predictor == 1
+    assert spec == spec_of(9, 9, 1, dtype, resampling=resampling, compress=compress)
+
+
 def test_local_levels_and_chunk_step():
     spec = spec_of(5000, 3000)
     assert [spec.local_levels((side, side)) for side in (512, 1024, 1536, 2048, 4096)] == [
