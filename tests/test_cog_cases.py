@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,7 @@ from rasterio.io import MemoryFile
 from rasterio.shutil import copy as copy_raster
 
 import daskinfer as di
-from cogs import assert_valid, check, class_map, spec_of, write_all
+from cogs import assert_valid, check, spec_of, write_all
 from conftest import write_raster
 from daskinfer.cog import WorkFile, encode_chunk
 from daskinfer.cogspec import gdal_profile
@@ -131,13 +132,57 @@ def test_memory_does_not_grow_with_the_raster(tmp_path):
         assert dataset.shape == (12_000, 12_000)
 
 
-def test_class_maps_get_overviews_of_classes_that_exist(tmp_path):
-    """dea-cogger 4: the mean of classes 0 and 10 is a class 5 that nobody predicted."""
-    spec = spec_of(1200, 1200, blocksize=256)
-    array = class_map(spec) * np.uint8(10)
-    work = WorkFile.create(tmp_path / "w", spec, (512, 512))
-    write_all(work, array)
-    work.finish(tmp_path / "out.tif")
-    for level in range(2):
-        with rasterio.open(tmp_path / "out.tif", overview_level=level) as dataset:
-            assert set(np.unique(dataset.read())) <= set(np.unique(array))
+KILLED = textwrap.dedent(
+    """
+    import os, signal, sys
+    import torch
+    import daskinfer as di
+    from daskinfer.monitor import ChunkDone
+    done = 0
+    def kill(event):
+        global done
+        done += isinstance(event, ChunkDone)
+        if done == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+    if __name__ == "__main__":
+        with di.cluster("local", dashboard_address=":0") as client:
+            net = di.load_model(sys.argv[3], weights=sys.argv[4])
+            di.run(sys.argv[1], net, sys.argv[2], tile=64, chunk=64, blocksize=64, client=client,
+                   callbacks=[kill])
+    """
+)
+
+
+def test_a_killed_run_goes_on_with_what_it_had_and_with_nothing_else(
+    tmp_path, one_worker, monkeypatch
+):
+    """villa 1342, 1695, myOCT 142: reruns start from zero, or mix the work of two models."""
+    (tmp_path / "killed_nets.py").write_text(
+        "import torch\n\ndef make():\n    return torch.nn.Conv2d(2, 3, 1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    weights = [tmp_path / name for name in ("one.pt", "two.pt")]
+    for seed, path in enumerate(weights):
+        torch.manual_seed(seed)
+        torch.save(torch.nn.Conv2d(2, 3, 1).state_dict(), path)
+    data = np.random.default_rng(0).random((2, 256, 256), "f4") - np.float32(0.5)
+    source, output = write_raster(tmp_path / "scene.tif", data), tmp_path / "o.tif"
+    (tmp_path / "job.py").write_text(KILLED)
+    job = [sys.executable, tmp_path / "job.py", source, output, "killed_nets:make", weights[0]]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    killed = subprocess.run(job, capture_output=True, check=False, env=environment)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert not output.exists()
+
+    def again(weights, **options):
+        net = di.load_model("killed_nets:make", weights=str(weights))
+        sides = {"tile": 64, "chunk": 64, "blocksize": 64}
+        return di.run(source, net, output, client=one_worker, **sides, **options)
+
+    with pytest.raises(ValueError, match=r"other settings .*model"):
+        again(weights[1])
+    report = again(weights[0])
+    assert report.complete
+    assert report.resumed >= 5
+    assert report.tiles == 16 - report.resumed
+    assert again(weights[1], overwrite=True).tiles == 16

@@ -22,7 +22,9 @@ import numpy as np
 import pytest
 import rasterio
 
+import daskinfer as di
 from cogs import check, class_map, levels_of, noise_of, pyramid, spec_of, write_all
+from conftest import Pixel, write_raster
 from daskinfer.cog import WorkFile, encode_chunk
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +40,7 @@ SMALL = (128, 128)
 OPENED = """
 import pickle, sys
 import numpy as np
+from conftest import Pixel, write_raster
 from daskinfer.cog import WorkFile, encode_chunk
 spec, path = pickle.loads(bytes.fromhex(sys.argv[1])), sys.argv[2]
 work = WorkFile.open(path, spec, (128, 128))
@@ -227,6 +230,25 @@ def test_a_full_disk_stops_the_writer_and_a_larger_one_goes_on(small_disk):
     # There is no room for a copy, but for the overviews once more.
     work.finish(folder / "out.tif", "append")
     check(folder / "out.tif", array, spec)
+
+
+def test_a_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(
+    small_disk, tmp_path, one_worker
+):
+    folder, enlarge = small_disk
+    source = write_raster(tmp_path / "scene.tif", noise_of(spec_of(512, 512, 2, "float32")))
+    model = di.load_model(Pixel(), output="values", bands=["1", "2"])
+    sides = {"tile": 128, "chunk": 128, "blocksize": 64}
+    output = folder / "o.tif"
+    with pytest.raises(di.InferenceError, match=r"No space left.*o\.tif\.partial"):
+        di.run(source, model, output, client=one_worker, **sides)
+    assert not output.exists()
+    enlarge("32m")
+    report = di.run(source, model, output, client=one_worker, **sides)
+    assert report.complete
+    assert report.resumed > 0
+    with rasterio.open(output) as written, rasterio.open(source) as read:
+        np.testing.assert_array_equal(written.read(), read.read())
 
 
 @contextlib.contextmanager
