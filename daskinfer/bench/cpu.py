@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from daskinfer.planner import Plan
     from daskinfer.tiling import Window
 
-__all__ = ["BENCH", "Job", "parts", "times_of"]
+__all__ = ["BENCH", "Job", "bench_model", "diagnosed_run", "parts", "times_of"]
 
 _MODELS = ("demo", "heavy")
 _PARTS = ("model", "decode", "encode")
@@ -168,11 +168,18 @@ def _timed(work: Callable[[], object]) -> tuple[float, float]:
 def _running(job: Job) -> Iterator[Callable[[], object]]:
     """The run, on a cluster whose start and end are not part of it."""
     from daskinfer.clusters import cluster
-    from daskinfer.runner import run
 
     options = {"threads_per_worker": job.threads, "dashboard_address": ":0"}
     with cluster("local", set_as_default=False, **options) as client:
-        yield partial(run, job.plan, client=client)
+        yield partial(diagnosed_run, job.plan, client)
+
+
+def diagnosed_run(plan: Plan, client: Any) -> None:
+    """Run a plan, and show what its report says limited it."""
+    from daskinfer.runner import run
+
+    for line in run(plan, client=client).diagnosis:
+        say(f"  {line}")
 
 
 def parts(job: Job) -> Mapping[str, Callable[[], object]]:

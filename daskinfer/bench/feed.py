@@ -237,14 +237,14 @@ def _queue(job: Job, readers: int) -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def _run(job: Job) -> Iterator[Callable[[], object]]:
+    from daskinfer.bench.cpu import diagnosed_run
     from daskinfer.clusters import cluster
-    from daskinfer.runner import run
 
     options: dict[str, Any] = {"dashboard_address": ":0", "set_as_default": False}
     if job.workers > 1:
         options["n_workers"] = job.workers
     with cluster("local" if job.workers == 1 else "processes", **options) as client:
-        yield partial(run, job.plan, client=client)
+        yield partial(diagnosed_run, job.plan, client)
 
 
 @contextmanager
