@@ -10,6 +10,7 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from daskinfer.tiff import Layout
 
 # Bytes that are copied at a time.
 _COPY_BYTES = 8 << 20
+_COPY_THREADS = 2
 
 
-def write_at(path: str, fd: int, data: bytes | bytearray, at: int) -> None:
+def write_at(path: str, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
     """Write all of `data`, however many calls that takes.
 
     Parameters
@@ -74,12 +76,38 @@ def read_at(path: str, fd: int, size: int, at: int) -> bytes:
         If the file ends before; names the file.
     """
     data = os.pread(fd, size, at)
-    while len(data) < size:
-        more = os.pread(fd, size - len(data), at + len(data))
-        if not more:
-            raise OSError(errno.EIO, f"ends before byte {at + size}", path)
-        data += more
+    if len(data) < size:
+        rest = bytearray(size - len(data))
+        read_into(path, fd, memoryview(rest), at + len(data))
+        data += rest
     return data
+
+
+def read_into(path: str, fd: int, data: memoryview, at: int) -> None:
+    """Fill `data`, however many calls that takes.
+
+    Parameters
+    ----------
+    path : str
+        Named in errors.
+    fd : int
+        Open file.
+    data : memoryview of bytes
+        Where to.
+    at : int
+        Position in the file.
+
+    Raises
+    ------
+    OSError
+        If the file ends before; names the file.
+    """
+    end = at + len(data)
+    while data:
+        done = os.preadv(fd, [data], at)
+        if not done:
+            raise OSError(errno.EIO, f"ends before byte {end}", path)
+        data, at = data[done:], at + done
 
 
 class IndexedFile:
@@ -103,13 +131,17 @@ class IndexedFile:
         for at, data in self.layout.header:
             self.write(data, at)
 
-    def write(self, data: bytes | bytearray, at: int) -> None:
+    def write(self, data: bytes | bytearray | memoryview, at: int) -> None:
         """Write all of `data`, as `write_at`."""
         write_at(self.path, self.fd, data, at)
 
     def read(self, size: int, at: int) -> bytes:
         """Read exactly `size` bytes, as `read_at`."""
         return read_at(self.path, self.fd, size, at)
+
+    def read_into(self, data: memoryview, at: int) -> None:
+        """Fill `data`, as the function `read_into`."""
+        read_into(self.path, self.fd, data, at)
 
     def grow(self, size: int) -> int:
         """Make the file longer.
@@ -258,18 +290,40 @@ def copy_tiles(
     offsets[chosen] = ends - frame - sizes
     if target is not source:
         offsets[~chosen] = counts[~chosen] = 0
+    starts = ends - sizes - 2 * frame
     cuts = np.flatnonzero(np.diff((ends - at) // _COPY_BYTES)) + 1
-    for group in np.split(np.arange(old.size), cuts):
-        tiles = [source.read(int(sizes[i]), int(old[i])) for i in group]
-        if frame:
-            tiles = [struct.pack("<I", len(tile)) + tile + tile[-frame:] for tile in tiles]
-        data = b"".join(tiles)
-        target.write(data, at)
-        at += len(data)
+    groups = [group for group in np.split(np.arange(old.size), cuts) if group.size]
+
+    def copy(some: list[NDArray[np.int64]]) -> None:
+        most = max((int(ends[group[-1]] - starts[group[0]]) for group in some), default=0)
+        buffer = memoryview(bytearray(most))
+        for group in some:
+            end = 0
+            for size, place in zip(sizes[group].tolist(), old[group].tolist(), strict=True):
+                end = _framed(source, buffer, end, size, place, frame)
+            target.write(buffer[:end], int(starts[group[0]]))
+
+    # Moving bytes is the kernel's work, which goes on in several threads.
+    parts = [groups[i::_COPY_THREADS] for i in range(min(_COPY_THREADS, len(groups)))]
+    with ThreadPoolExecutor(_COPY_THREADS) as pool:
+        for _ in pool.map(copy, parts):
+            pass
     grid = target.layout.grids[level]
     target.patch_offsets(level, 0, 0, offsets.reshape(grid))
     target.patch_counts(level, 0, 0, counts.reshape(grid))
-    return at
+    return int(ends[-1]) if ends.size else at
+
+
+def _framed(
+    source: IndexedFile, buffer: memoryview, start: int, size: int, place: int, frame: int
+) -> int:
+    """Read a tile into a buffer, with its frame; returns where that ends."""
+    end = start + frame + size
+    source.read_into(buffer[start + frame : end], place)
+    if frame:
+        struct.pack_into("<I", buffer, start, size)
+        buffer[end : end + frame] = buffer[end - frame : end]
+    return end + frame
 
 
 def compact(file: IndexedFile, start: int, shared: int) -> int:
