@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -19,6 +20,10 @@ from .raster import Bands, Raster, describe, find_bands, window_of
 from .tiling import Span, Window
 
 __all__ = ["ArraySource", "Source", "open_raster", "source_of"]
+
+_KEPT_OPENED = 32
+# By the name of their numbers, which any operation on them changes.
+_lately_opened: OrderedDict[str, tuple[Raster, xr.DataArray]] = OrderedDict()
 
 
 class Source(Protocol):
@@ -291,13 +296,42 @@ def source_of(
     bands: Bands = None,
     window: tuple[int, int, int, int] | None = None,
 ) -> Source:
-    """A path or DataArray as a `Source`."""
+    """A path or DataArray as a `Source`.
+
+    A DataArray as `open_raster` made it stands for its file again.  Read as an array, all of a
+    chunk is decoded for whichever part of it is asked for: eight times the file in a run whose
+    chunks have its size, for each touches eight others with its halo.
+    """
     if not isinstance(source, xr.DataArray):
         return describe(source, bands=bands, window=window)
+    raster = _opened_raster(source)
+    if raster is not None:
+        raster = raster if window is None else raster.crop(window_of(window, raster.grid))
+        return raster.select(bands)
     if window is not None:
         rows, cols = window_of(window, grid_of(source)).slices()
         source = source.isel(y=rows, x=cols)
     return ArraySource(source).select(bands)
+
+
+def _opened_raster(array: xr.DataArray) -> Raster | None:
+    """The file of an array that nothing was done to since it was opened."""
+    if not isinstance(array.data, da.Array):
+        return None
+    raster, made = _lately_opened.get(array.data.name, (None, array))
+    same = (
+        array.dims == made.dims
+        and array.attrs == made.attrs
+        and array.coords.keys() == made.coords.keys()
+        and all(_same_coord(array.coords[name], made.coords[name]) for name in made.coords)
+    )
+    return raster if same else None
+
+
+def _same_coord(one: xr.DataArray, other: xr.DataArray) -> bool:
+    if isinstance(one.data, da.Array) and isinstance(other.data, da.Array):
+        return bool(one.data.name == other.data.name)
+    return bool(one.variable.identical(other.variable))  # type: ignore[no-untyped-call]
 
 
 def _lazy(raster: Raster, sides: tuple[int, int], mask: bool) -> xr.DataArray:
@@ -327,7 +361,11 @@ def _lazy(raster: Raster, sides: tuple[int, int], mask: bool) -> xr.DataArray:
     known = {value for value in raster.nodata if value is not None}
     if len(known) == 1:
         attrs["_FillValue"] = known.pop()
-    return xr.DataArray(data, coords, ("band", "y", "x"), Path(raster.path).stem or None, attrs)
+    array = xr.DataArray(data, coords, ("band", "y", "x"), Path(raster.path).stem or None, attrs)
+    _lately_opened[name] = raster, array.copy()
+    while len(_lately_opened) > _KEPT_OPENED:
+        _lately_opened.popitem(last=False)
+    return array
 
 
 def _lazy_mask(raster: Raster, data: da.Array) -> da.Array:

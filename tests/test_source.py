@@ -239,6 +239,51 @@ def test_the_identity_of_an_array_is_that_of_its_numbers_and_its_place():
     assert ArraySource(array).identity != ArraySource(moved).identity
 
 
+@pytest.mark.parametrize("mask", [True, False])
+@pytest.mark.parametrize("nodata", [None, 7, np.nan])
+def test_an_array_as_it_was_opened_stands_for_its_file(tmp_path, reads, mask, nodata):
+    raw = noise(2, 40, 50, dtype="float32") % 20
+    path = write_raster(tmp_path / "a.tif", raw, nodata=7, descriptions=("red", "nir"))
+    scene = di.open_raster(path, bands=["nir", "red"], nodata=nodata, mask=mask, chunks=16)
+    source = source_of(scene)
+    assert isinstance(source, Raster)
+    assert source_of(scene.copy(), window=(3, 4, 20, 30), bands=["red"]) == describe(
+        path, bands=["red"], nodata=nodata, mask=mask, window=(3, 4, 20, 30)
+    )
+    assert reads == []
+    as_array = ArraySource(scene)
+    assert np.array_equal(everything(source).data, everything(as_array).data)
+    assert np.array_equal(valid_of(source), valid_of(as_array))
+    assert (source.band_names, source.grid) == (as_array.band_names, as_array.grid)
+
+
+CHANGES = {
+    "cut": lambda scene: scene[:, 1:],
+    "bands": lambda scene: scene[::-1],
+    "numbers": lambda scene: scene + 0,
+    "in memory": lambda scene: scene.compute(),
+    "no mask": lambda scene: scene.drop_vars("mask"),
+    "other mask": lambda scene: scene.assign_coords(mask=~scene.mask),
+    "nodata": lambda scene: scene.assign_attrs(_FillValue=8),
+    "names": lambda scene: scene.assign_coords(band=["a", "b"]),
+    "place": lambda scene: scene.assign_coords(x=scene.x + 10),
+    "crs": lambda scene: scene.rio.write_crs("EPSG:32633"),
+    "scale": lambda scene: scene.assign_coords(scale=("band", [2.0, 2.0])),
+    "order of axes": lambda scene: scene.transpose("y", "x", "band").transpose("band", "y", "x"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_an_array_that_was_changed_since_stands_for_itself(tmp_path, change):
+    path = write_raster(tmp_path / "a.tif", noise(2, 20, 30) % 20, nodata=7)
+    scene = di.open_raster(path)
+    changed = change(scene)
+    source = source_of(changed)
+    assert isinstance(source, ArraySource)
+    assert np.array_equal(everything(source).data, changed.values)
+    assert isinstance(source_of(scene), Raster)
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 
