@@ -1,8 +1,9 @@
 """What a run was asked to do and what went wrong in it, beside the output while it grows.
 
 One JSON object per line, appended and flushed as it happens: first the settings, then a line per
-failed attempt.  What is *done* is not kept here: the work file itself says it, block by block,
-and cannot disagree with itself.  A torn last line, left by a kill, is ignored.
+chunk that failed for good, or that failed once and is done now.  What is *done* is not kept here:
+the work file itself says it, block by block, and cannot disagree with itself.  A torn last line,
+left by a kill, is ignored.
 """
 
 from __future__ import annotations
@@ -94,8 +95,12 @@ class Ledger:
         """Record a chunk that failed for good."""
         self._write({"failed": asdict(failure)})
 
+    def mended(self, chunk: int) -> None:
+        """Record that a chunk which had failed is done."""
+        self._write({"mended": chunk})
+
     def failures(self) -> tuple[Failure, ...]:
-        """Chunks recorded as failed."""
+        """Chunks recorded as failed and not as mended."""
         return read_ledger(self.path)[1]
 
     def close(self) -> None:
@@ -133,6 +138,7 @@ def read_ledger(path: str | Path) -> tuple[dict[str, Any] | None, tuple[Failure,
             fields = record["failed"]
             failure = Failure(**fields | {"window": tuple(fields["window"])})
             failures[failure.chunk] = failure
+        failures.pop(record.get("mended", -1), None)
     return settings, tuple(failures.values())
 
 

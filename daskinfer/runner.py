@@ -8,39 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from distributed import Client, Future, KilledWorker, as_completed, get_client
+from distributed import Client, KilledWorker, get_client
 
 from .clusters import cluster
-from .cog import WorkFile, encode_chunk
 from .diagnosis import Load
+from .dispatch import Answer, Dispatch
 from .errors import InferenceError
-from .ledger import Failure, Ledger
+from .ledger import Failure
 from .monitor import Callback, ChunkDone, ChunkFailed, ChunkRetried, Event, RunFinished, RunStarted
+from .outputs import Outputs, work_path
 from .planner import Plan, check_output
 from .planner import plan as make_plan
-from .raster import Raster, layout_warning
+from .raster import layout_warning
 from .report import Report
 from .spans import StageTimes
-from .station import ChunkError, ChunkResult, StationPlugin, run_chunk, work_path
+from .station import ChunkError, GroupResult, StationPlugin, run_chunks, stop_station
 from .trace import TraceWriter
 
 __all__ = ["run"]
 
 _ATTEMPTS = 3
-# Chunks submitted per thread: one that runs and one that waits for it to end.
-_IN_FLIGHT_PER_THREAD = 2
+# Seconds that a run which is stopped waits for the chunks at work.
+_GRACE = 20.0
 # Of a worker's "GPU", per chunk: all its threads may be at work, the actor sees to the turns.
 _GPU_SHARE = 1e-3
-_THREADS_EVERY = 5.0  # seconds between looks at how many threads the cluster has
 
 
 def run(
@@ -55,7 +54,9 @@ def run(
 ) -> Report:
     """Run a model over a raster and write the result as a Cloud Optimized GeoTIFF.
 
-    Rerunning the same call after it was stopped goes on where it stopped.
+    Rerunning the same call after it was stopped goes on where it stopped.  Ctrl-C, and SIGTERM
+    where the main thread runs this and the program does not catch it, begin no other chunk, wait
+    at most 20 s for those at work, and then raise `KeyboardInterrupt`, or `SystemExit` of code 143.
 
     Parameters
     ----------
@@ -81,7 +82,8 @@ def run(
     Raises
     ------
     InferenceError
-        If a chunk failed three times and ``on_error="raise"``, or the cluster was lost.
+        If a chunk failed three times and ``on_error="raise"``, the output cannot be written, or the
+        cluster was lost.
     FileNotFoundError, FileExistsError, PermissionError, ValueError, TypeError
         As of `plan`, before any work; ValueError also where a partial output belongs to a run with
         other settings.
@@ -101,9 +103,10 @@ def run(
     if plan.source.changed():
         raise ValueError("the source has changed since it was planned: plan again")
     with (
+        _terminable(),
         _tracing(trace) as writers,
         _client(client) as active,
-        _Outputs.prepare(plan) as outputs,
+        Outputs.prepare(plan) as outputs,
     ):
         driver = _Driver(plan, active, outputs, [*callbacks, *writers], bool(writers))
         return driver.drive()
@@ -148,63 +151,28 @@ def _client(given: Client | None) -> Iterator[Client]:
         yield own
 
 
-@dataclass
-class _Outputs:
-    """The work file and the ledger of a run."""
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Have SIGTERM, which batch systems send at the end of the walltime, raise like Ctrl-C.
 
-    plan: Plan
-    work: WorkFile
-    ledger: Ledger
+    Unless the program has its own use for it; only the main thread may say.
+    """
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if not ours:
+        yield
+        return
 
-    @classmethod
-    @contextlib.contextmanager
-    def prepare(cls, plan: Plan) -> Iterator[_Outputs]:
-        """Make them, or go on with those of an earlier run.
+    def terminate(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
 
-        The ledger comes first and goes last, and says what the work file holds: one without the
-        other is never gone on with.
-        """
-        path = work_path(plan)
-        with Ledger(f"{path}.jsonl") as ledger:
-            if plan.overwrite or not os.path.exists(path):
-                Path(path).unlink(missing_ok=True)
-                ledger.begin(plan.settings())
-                WorkFile.create(path, plan.cog, plan.inference.chunk).close()
-            else:
-                ledger.go_on(plan.settings(), path)
-            with WorkFile.open(path, plan.cog, plan.inference.chunk) as work:
-                yield cls(plan, work, ledger)
-
-    def todo(self) -> list[int]:
-        """Chunks that are not in the work file, or are there as the nodata of a failure."""
-        inference, tiling = self.plan.inference, self.plan.tiling
-        done = self.work.done(
-            [inference.window((i, 0)).rows.start for i in range(tiling.grid[0])],
-            [inference.window((0, j)).cols.start for j in range(tiling.grid[1])],
-        )
-        finished = done.ravel()
-        finished[[failure.chunk for failure in self.ledger.failures()]] = False
-        striped = isinstance(self.plan.source, Raster) and self.plan.source.striped
-        order = tiling.order(tiling.grid[1]) if striped else tiling.order()
-        return [number for number in order if not finished[number]]
-
-    def leave_nodata(self, number: int) -> None:
-        """Write nodata where a chunk failed for good."""
-        window = self.plan.inference.window(self.plan.tiling.index_of(number))
-        form = self.plan.inference.form
-        nodata = np.full((form.bands, *window.shape), form.nodata, form.dtype)
-        self.work.append(encode_chunk(self.plan.cog, nodata, *window.origin, self.work.levels))
-
-    def finish(self, failures: Sequence[Failure]) -> None:
-        """Turn the work file into the output."""
-        self.work.finish(self.plan.output)
-        # What the output lacks stays written beside it.
-        lacking = Path(f"{self.plan.output}.failed.jsonl")
-        if failures:
-            os.replace(self.ledger.path, lacking)
-        else:
-            lacking.unlink(missing_ok=True)
-            self.ledger.remove()
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @dataclass
@@ -213,31 +181,39 @@ class _Driver:
 
     plan: Plan
     client: Client
-    outputs: _Outputs
+    outputs: Outputs
     callbacks: Sequence[Callback]
     tracing: bool = False
     run: str = field(default_factory=lambda: f"daskinfer-{uuid.uuid4().hex[:8]}")
     tiles: int = 0
     nonfinite: int = 0
     retries: int = 0
-    metrics: dict[tuple[str, int], ChunkResult] = field(default_factory=dict)
-    attempts: dict[int, int] = field(default_factory=dict)
+    metrics: dict[tuple[str, int], GroupResult] = field(default_factory=dict)
+    # Workers on which an attempt at a chunk failed.
+    tried: dict[int, list[str]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     suspects: list[int] = field(default_factory=list)
-    placement: dict[str, float] | None = None
 
     def drive(self) -> Report:
         start = time.perf_counter()
-        todo = self.outputs.todo()
-        done = self.plan.tiling.chunks - len(todo)
-        self._emit(RunStarted(self.plan, self.plan.tiling.chunks, done, self.client.dashboard_link))
-        self.placement = self._placement()
+        todo, count = self.outputs.todo()
+        chunks = self.plan.tiling.chunks
+        self._emit(RunStarted(self.plan, chunks, chunks - count, self.client.dashboard_link))
         with self._stations():
-            self._stream(deque(todo), self._limit)
-            for number in tuple(self.suspects):
-                self._stream(deque([number]), lambda: 1)
+            dispatch = Dispatch(self.client, run_chunks, self.run, self._threads, self._placement())
+            try:
+                self._stream(dispatch, todo, count)
+            except (KeyboardInterrupt, SystemExit):
+                self._wind_down(dispatch)
+                raise
+            except BaseException:
+                # What runs ends by itself, before its station closes; nothing else is begun.
+                self._stop_stations()
+                raise
+            finally:
+                dispatch.cancel()
         self.outputs.finish(self.failures)
-        report = self._report(done, time.perf_counter() - start)
+        report = self._report(chunks - count, time.perf_counter() - start)
         self._emit(RunFinished(report))
         return report
 
@@ -248,7 +224,7 @@ class _Driver:
     @contextlib.contextmanager
     def _stations(self) -> Iterator[None]:
         """Bring the plan to all workers, also those that join later, and clear up afterwards."""
-        hosts = [worker["host"] for worker in self._workers()]
+        hosts = [worker["host"] for worker in self._workers().values()]
         neighbours = {host: hosts.count(host) for host in set(hosts)}
         shipped = self.plan.model.ship()
         plugin = StationPlugin(self.run, self.plan, shipped, neighbours, self.tracing)
@@ -256,36 +232,40 @@ class _Driver:
         try:
             yield
         finally:
-            self.client.unregister_worker_plugin(self.run)
+            if self.client.status == "running":
+                self.client.unregister_worker_plugin(self.run)
 
-    def _stream(self, todo: deque[int], room: Callable[[], int]) -> None:
-        """Keep a bounded number of chunks in flight until all are done or one failed for good."""
-        flow = as_completed(loop=self.client.loop)
-        limit, looked = room(), time.monotonic()
-        flow.update(self._submit(todo, limit))
-        try:
-            for future in flow:
-                again = self._settle(future)
-                if again is not None:
-                    todo.appendleft(again)
-                if time.monotonic() - looked > _THREADS_EVERY:
-                    limit, looked = room(), time.monotonic()
-                flow.update(self._submit(todo, limit - flow.count()))
-        finally:
-            # After an error or Ctrl-C nothing more is started; what runs ends by itself.
-            self.client.cancel(list(flow.futures))
+    def _stream(self, dispatch: Dispatch, todo: Iterator[int], count: int) -> None:
+        """Run all chunks; those that may have killed a worker once more, one at a time."""
+        for answer in dispatch.answers(todo, count):
+            self._settle(answer, dispatch)
+        for number in tuple(self.suspects):
+            for answer in dispatch.answers([number], 1, most=1):
+                self._settle(answer, dispatch)
 
-    def _limit(self) -> int:
-        workers = self._workers()
-        threads: int = sum(worker["nthreads"] for worker in workers)
-        return _IN_FLIGHT_PER_THREAD * max(1, threads)
+    def _wind_down(self, dispatch: Dispatch) -> None:
+        """Take what is nearly done; the file goes on from there."""
+        self._stop_stations()
+        for answer in dispatch.drain(_GRACE):
+            if answer.outcome is not None:
+                self._done(answer.outcome)
+        self._stop_stations(abort=True)
 
-    def _workers(self) -> list[dict[str, Any]]:
+    def _stop_stations(self, abort: bool = False) -> None:
+        if self.client.status == "running":
+            self.client.run(stop_station, self.run, abort, on_error="ignore")
+
+    def _workers(self) -> dict[str, dict[str, Any]]:
         """Workers that chunks go to: those that declare a GPU, where any does."""
-        every = list(self.client.scheduler_info(n_workers=-1)["workers"].values())
+        every: dict[str, dict[str, Any]] = self.client.scheduler_info(n_workers=-1)["workers"]
         if self.plan.inference.device == "cpu":
             return every
-        return [worker for worker in every if worker["resources"].get("GPU")] or every
+        return {
+            at: worker for at, worker in every.items() if worker["resources"].get("GPU")
+        } or every
+
+    def _threads(self) -> dict[str, int]:
+        return {address: worker["nthreads"] for address, worker in self._workers().items()}
 
     def _placement(self) -> dict[str, float] | None:
         """What a chunk asks of its worker: a GPU, of which the actor takes care, or nothing.
@@ -293,83 +273,75 @@ class _Driver:
         Not the worker's name or address: a chunk bound to those hangs when the worker comes back
         under another one.
         """
-        placed = any(worker["resources"].get("GPU") for worker in self._workers())
+        placed = any(worker["resources"].get("GPU") for worker in self._workers().values())
         return {"GPU": _GPU_SHARE} if placed and self.plan.inference.device != "cpu" else None
 
-    def _submit(self, todo: deque[int], room: int) -> list[Future]:
-        """Submit up to `room` chunks in one message (the scheduler keeps a record per message)."""
-        numbers = [todo.popleft() for _ in range(min(room, len(todo)))]
-        if not numbers:
-            return []
-        group = f"infer-{self.run}"
-        keys = [(group, n, self.attempts.get(n, 0), self.suspects.count(n)) for n in numbers]
-        futures: list[Future] = self.client.map(
-            run_chunk,
-            [self.run] * len(numbers),
-            numbers,
-            key=keys,
-            pure=False,
-            resources=self.placement,
-        )
-        return futures
-
-    def _settle(self, future: Future) -> int | None:
-        """Take a finished task; returns the chunk when it is to be tried again."""
-        number = int(future.key[1])
-        if future.status == "cancelled":
+    def _settle(self, answer: Answer, dispatch: Dispatch) -> None:
+        """Take the end of a task."""
+        if answer.outcome is not None:
+            self._done(answer.outcome)
+            for failure in answer.outcome.failed:
+                self._failed(failure.chunk, failure.error, dispatch, fatal=failure.fatal)
+            return
+        error = answer.error or RuntimeError("a task ended without an answer")
+        if isinstance(error, ConnectionError):
             raise InferenceError(
-                "the cluster was lost (its scheduler closed or cancelled the work): run the same "
-                "call again to go on"
-            )
-        if future.status != "error":
-            self._done(future.result())
-            return None
-        error = future.exception()
-        if isinstance(error, KilledWorker) and number not in self.suspects:
-            # Whatever ran beside the chunk that killed its worker is named too: each gets a try
-            # on its own, which tells the guilty one.
-            self.suspects.append(number)
-            return None
-        return self._failed(number, error)
+                f"the cluster was lost ({error}): run the same call again to go on"
+            ) from error
+        for number in answer.numbers:
+            if isinstance(error, KilledWorker) and number not in self.suspects:
+                # Whatever ran beside the chunk that killed its worker is named too: each gets a try
+                # on its own, which tells the guilty one.
+                self.suspects.append(number)
+            else:
+                self._failed(number, error, dispatch, fatal=isinstance(error, KilledWorker))
 
-    def _done(self, result: ChunkResult) -> None:
-        self.tiles += result.tiles
-        self.nonfinite += result.nonfinite
-        self.metrics[result.process] = result
-        self._emit(
-            ChunkDone(
-                result.chunk,
-                self._window(result.chunk),
-                result.tiles,
-                result.seconds,
-                result.worker,
-                result.spans,
-                result.process,
-            )
-        )
+    def _done(self, result: GroupResult) -> None:
+        known = self.metrics.get(result.process)
+        if known is None or known.metrics.batches <= result.metrics.batches:
+            self.metrics[result.process] = result
+        spans = result.spans
+        for chunk in result.done:
+            self.tiles += chunk.tiles
+            self.nonfinite += chunk.nonfinite
+            self.outputs.mended(chunk.chunk)
+            window = self._window(chunk.chunk)
+            at = result.worker, spans, result.process
+            self._emit(ChunkDone(chunk.chunk, window, chunk.tiles, chunk.seconds, *at))
+            spans = ()
 
-    def _failed(self, number: int, error: BaseException) -> int | None:
-        attempt = self.attempts[number] = self.attempts.get(number, 0) + 1
+    def _failed(
+        self, number: int, error: BaseException, dispatch: Dispatch, *, fatal: bool
+    ) -> None:
         window, text, worker, cause = self._window(number), *_told(error)
-        if attempt < _ATTEMPTS and not isinstance(error, KilledWorker):
+        tried = self.tried.setdefault(number, [])
+        tried.append(worker)
+        if len(tried) < _ATTEMPTS and not fatal:
             self.retries += 1
-            self._emit(ChunkRetried(number, window, attempt, text))
-            return number
+            self._emit(ChunkRetried(number, window, len(tried), text))
+            dispatch.again(number, avoid=tried)
+            return
         failure = Failure(number, window, text, worker)
         self.outputs.ledger.failed(failure)
         self._emit(ChunkFailed(number, window, text))
-        if self.plan.on_error == "raise":
+        unwritable = fatal and not isinstance(error, KilledWorker)
+        if self.plan.on_error == "raise" or unwritable:
             raise InferenceError(
-                f"chunk {number} at (row, col, height, width) = {window} failed on {worker}: {text}"
-                f". The rest is kept in {work_path(self.plan)}: run the same call again to go on, "
-                "or with on_error='nodata' to leave such chunks nodata",
+                self._sentence(failure, unwritable),
                 window=window,
                 chunk=self.plan.tiling.index_of(number),
                 worker=worker,
             ) from cause
-        self.outputs.leave_nodata(number)
+        self.outputs.leave_nodata(failure)
         self.failures.append(failure)
-        return None
+
+    def _sentence(self, failure: Failure, unwritable: bool) -> str:
+        or_else = "" if unwritable else ", or with on_error='nodata' to leave such chunks nodata"
+        return (
+            f"chunk {failure.chunk} at (row, col, height, width) = {failure.window} failed on "
+            f"{failure.worker}: {failure.error}. The rest is kept in {work_path(self.plan)}: run "
+            f"the same call again to go on{or_else}"
+        )
 
     def _window(self, number: int) -> tuple[int, int, int, int]:
         tiling = self.plan.tiling

@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import cloudpickle
@@ -21,27 +21,78 @@ from distributed import WorkerPlugin, get_worker
 
 from .actor import InferenceActor
 from .cog import WorkFile, encode_chunk
+from .dispatch import TASK_SECONDS
 from .infer import infer_chunk, release_actor, using_actor
 from .metrics import ActorMetrics
 from .model import ModelBytes
+from .outputs import work_path
+from .pixels import Pixels
 from .planner import Plan
 from .readahead import ReadAhead
 from .spans import Span, StageTimes
+from .tiling import Window
 
-__all__ = ["ChunkError", "ChunkResult", "StationPlugin", "run_chunk"]
+__all__ = [
+    "ChunkError",
+    "ChunkFailure",
+    "ChunkResult",
+    "GroupResult",
+    "StationPlugin",
+    "run_chunks",
+    "stop_station",
+]
 
+# Seconds after which a task begins no other chunk.
+_LONGEST = 3 * TASK_SECONDS
 # GDAL's own block cache; its default of 5 % of the memory is taken by each process.
 _GDAL_CACHE_MB = 64
 
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What a chunk task tells the client: numbers, never pixels."""
+    """What a finished chunk tells the client: numbers, never pixels."""
 
     chunk: int
     tiles: int
     nonfinite: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class ChunkFailure:
+    """A chunk that raised; `fatal` if it was the output's fault, which no other try will mend."""
+
+    chunk: int
+    error: ChunkError
+    fatal: bool
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """What a task tells the client.
+
+    Attributes
+    ----------
+    done : tuple of ChunkResult
+    failed : tuple of ChunkFailure
+    left : tuple of int
+        Chunks that it did not begin.
+    spent : float
+        Seconds that the others took.
+    worker : str
+        Address.
+    process : tuple of (str, int)
+        Host and number of the process.
+    metrics, times : ActorMetrics, dict
+        Of the process so far.
+    spans : tuple of Span
+        Since the last task of the process, when traced.
+    """
+
+    done: tuple[ChunkResult, ...]
+    failed: tuple[ChunkFailure, ...]
+    left: tuple[int, ...]
+    spent: float
     worker: str
     process: tuple[str, int]
     metrics: ActorMetrics
@@ -82,6 +133,14 @@ class ChunkError(Exception):
         return error if isinstance(error, BaseException) else self
 
 
+class OutputError(Exception):
+    """The output could not be written to."""
+
+
+class StoppedError(Exception):
+    """The run was stopped before the chunk was done."""
+
+
 def _pickled(error: BaseException) -> bytes | None:
     try:
         return bytes(cloudpickle.dumps(error))
@@ -107,6 +166,7 @@ class _Station:
         self.ahead = ReadAhead()
         self._tracing = tracing
         self.workers = 0
+        self.stopping = self.aborting = False
         self._shipped = shipped
         self._threads = threads
         self._changed = threading.Condition()
@@ -130,6 +190,17 @@ class _Station:
             with self._changed:
                 self._users -= 1
                 self._changed.notify_all()
+
+    def reader(self, window: Window) -> Callable[[Window], Pixels]:
+        """Reads tiles of a chunk for as long as the run is on."""
+        read = self.plan.source.reader(window)
+
+        def read_on(window: Window) -> Pixels:
+            if self.aborting:
+                raise StoppedError("the run was stopped")
+            return read(window)
+
+        return read_on
 
     def close(self) -> None:
         """Wait for the chunks at work, then close and forget everything."""
@@ -211,51 +282,92 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
         await asyncio.to_thread(station.close)
 
 
-def work_path(plan: Plan) -> str:
-    """The file that holds the output while it grows."""
-    return f"{plan.output}.partial"
+def stop_station(run: str, abort: bool = False) -> None:
+    """Have no more chunks begun for a run in this process.
+
+    Parameters
+    ----------
+    run : str
+    abort : bool, default False
+        End those at work too, at their next tile.
+    """
+    with _stations_lock:
+        station = _stations.get(run)
+        if station is not None:
+            station.stopping = True
+            station.aborting = abort
 
 
-def run_chunk(run: str, number: int) -> ChunkResult:
-    """Read, infer, encode and append one chunk: the only kind of task of a run.
+def run_chunks(run: str, numbers: tuple[int, ...]) -> GroupResult:
+    """Read, infer, encode and append chunks one by one: the only kind of task of a run.
 
     One task, not four: reading ahead of the device is bounded by the number of threads then, and
-    pixels never wait in a worker's memory for a later task.
+    pixels never wait in a worker's memory for a later task.  A chunk that raises fails alone.  Once
+    the task has lasted three times what it should, it leaves the rest to others: chunks behind
+    cheap ones may be dear.
     """
-    try:
-        return _run_chunk(run, number)
-    except Exception as error:
-        raise ChunkError(_causes(error), str(get_worker().address), _pickled(error)) from error
-
-
-def _run_chunk(run: str, number: int) -> ChunkResult:
-    start = time.perf_counter()
     station = _stations.get(run)
     if station is None:
         raise RuntimeError("the run is over")
+    address = str(get_worker().address)
+    done: list[ChunkResult] = []
+    failed: list[ChunkFailure] = []
+    left: tuple[int, ...] = ()
+    with contextlib.ExitStack() as held:
+        try:
+            actor, work = held.enter_context(station.using())
+        except Exception as error:
+            raise _told(error, address) from error
+        held.enter_context(rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_MB))
+        start = time.perf_counter()
+        for place, number in enumerate(numbers):
+            late = place and time.perf_counter() - start > _LONGEST
+            if station.stopping or late:
+                left = numbers[place:]
+                break
+            try:
+                done.append(_run_chunk(station, number, actor, work))
+            except StoppedError:
+                left = numbers[place:]
+                break
+            except Exception as error:
+                fatal = isinstance(error, OutputError)
+                failed.append(ChunkFailure(number, _told(error, address), fatal))
+        return GroupResult(
+            tuple(done),
+            tuple(failed),
+            left,
+            spent=time.perf_counter() - start,
+            worker=address,
+            process=(address.rpartition(":")[0], os.getpid()),
+            metrics=actor.metrics,
+            times=actor.recorder.times(),
+            spans=actor.recorder.drain(),
+        )
+
+
+def _told(error: Exception, address: str) -> ChunkError:
+    return ChunkError(_causes(error), address, _pickled(error))
+
+
+def _run_chunk(
+    station: _Station, number: int, actor: InferenceActor, work: WorkFile
+) -> ChunkResult:
+    start = time.perf_counter()
     plan = station.plan
     index = plan.tiling.index_of(number)
-    with station.using() as (actor, work), rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_MB):
-        read = plan.source.reader(plan.tiling.chunk_at(index).read)
-        stitched = infer_chunk(plan.inference, index, read, actor, station.ahead)
-        row, col = plan.inference.window(index).origin
-        with actor.recorder.span("encode", chunk=number):
-            encoded = encode_chunk(plan.cog, stitched.data, row, col, work.levels)
-        with actor.recorder.span("append", chunk=number):
+    read = station.reader(plan.tiling.chunk_at(index).read)
+    stitched = infer_chunk(plan.inference, index, read, actor, station.ahead)
+    row, col = plan.inference.window(index).origin
+    with actor.recorder.span("encode", chunk=number):
+        encoded = encode_chunk(plan.cog, stitched.data, row, col, work.levels)
+    with actor.recorder.span("append", chunk=number):
+        try:
             work.append(encoded)
-        metrics, recorder = actor.metrics, actor.recorder
-    address = str(get_worker().address)
-    return ChunkResult(
-        chunk=number,
-        tiles=stitched.tiles,
-        nonfinite=stitched.nonfinite,
-        seconds=time.perf_counter() - start,
-        worker=address,
-        process=(address.rpartition(":")[0], os.getpid()),
-        metrics=metrics,
-        times=recorder.times(),
-        spans=recorder.drain(),
-    )
+        except OSError as error:
+            raise OutputError("the output cannot be written") from error
+    seconds = time.perf_counter() - start
+    return ChunkResult(number, stitched.tiles, stitched.nonfinite, seconds)
 
 
 def _share_cores(threads: int) -> None:

@@ -16,7 +16,7 @@ FOLDER = Path(di.__file__).parent
 MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
 PACKAGES = {path.parent.name for path in FOLDER.glob("*/__init__.py")}
 # What runs on a cluster; the rest works without one.
-MAY_IMPORT_DISTRIBUTED = {"station", "runner", "clusters", "dashboard"}
+MAY_IMPORT_DISTRIBUTED = {"dispatch", "station", "runner", "clusters", "dashboard"}
 LONGEST = 500
 # Longer for now, and no longer than this.
 LONG: dict[str, int] = {}

@@ -18,6 +18,7 @@ from rio_cogeo import cog_validate
 import daskinfer as di
 from conftest import N3, Pixel, noise, seeded, write_raster
 from daskinfer.cog import WorkFile
+from daskinfer.dispatch import MOST
 from daskinfer.ledger import Ledger, differences, read_ledger
 from daskinfer.monitor import ChunkDone, ChunkFailed, ChunkRetried, RunFinished, RunStarted
 from oracle import assert_classes, whole
@@ -90,27 +91,31 @@ def test_events_tell_every_chunk_once(tmp_path, one_worker):
 
 
 def test_a_bounded_number_of_chunks_is_in_flight(tmp_path, one_worker, monkeypatch):
-    submitted, peak, done = 0, 0, 0
+    submitted, peak, done, groups = 0, 0, 0, []
     original = type(one_worker).map
 
-    def counting(self, function, *iterables, **options):
+    def counting(self, function, runs, numbers, **options):
         nonlocal submitted, peak
-        submitted += len(iterables[0])
+        groups.extend(numbers)
+        submitted += sum(map(len, numbers))
         peak = max(peak, submitted - done)
-        return original(self, function, *iterables, **options)
+        return original(self, function, runs, numbers, **options)
 
     def count(event):
         nonlocal done
         done += isinstance(event, ChunkDone)
 
     monkeypatch.setattr(type(one_worker), "map", counting)
-    source = write_raster(tmp_path / "scene.tif", noise(2, 320, 320))
+    source = write_raster(tmp_path / "scene.tif", noise(2, 640, 640))
     report = di.run(
         source, seeded(N3), tmp_path / "o.tif", client=one_worker, callbacks=[count], **JOB
     )
-    assert report.chunks == 100
-    assert submitted == 100
-    assert peak <= 2 * sum(one_worker.nthreads().values())
+    assert report.chunks == submitted == 400
+    assert sorted(number for group in groups for number in group) == list(range(400))
+    threads = sum(one_worker.nthreads().values())
+    largest = max(map(len, groups))
+    assert 1 < largest <= MOST
+    assert peak <= 2 * threads * largest
 
 
 def test_no_pixel_and_no_weight_travels_with_a_task(tmp_path, two_workers, monkeypatch):

@@ -1,0 +1,106 @@
+"""The work file and the ledger of a run: made, gone on with, and turned into the output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cog import WorkFile, encode_chunk
+from .ledger import Failure, Ledger
+from .planner import Plan
+from .raster import Raster
+
+__all__ = ["Outputs", "work_path"]
+
+
+def work_path(plan: Plan) -> str:
+    """The file that holds the output while it grows."""
+    return f"{plan.output}.partial"
+
+
+@dataclass
+class Outputs:
+    """The work file and the ledger of a run; made by `prepare`."""
+
+    plan: Plan
+    work: WorkFile
+    ledger: Ledger
+    broken: set[int]
+
+    @classmethod
+    @contextlib.contextmanager
+    def prepare(cls, plan: Plan) -> Iterator[Outputs]:
+        """Make them, or go on with those of an earlier run.
+
+        The ledger comes first and goes last, and says what the work file holds: one without the
+        other is never gone on with.
+        """
+        path = work_path(plan)
+        with Ledger(f"{path}.jsonl") as ledger:
+            if plan.overwrite or not os.path.exists(path):
+                Path(path).unlink(missing_ok=True)
+                ledger.begin(plan.settings())
+                WorkFile.create(path, plan.cog, plan.inference.chunk).close()
+            else:
+                ledger.go_on(plan.settings(), path)
+            with WorkFile.open(path, plan.cog, plan.inference.chunk) as work:
+                yield cls(plan, work, ledger, {failure.chunk for failure in ledger.failures()})
+
+    def todo(self) -> tuple[Iterator[int], int]:
+        """Chunks that are not in the work file, or are there as the nodata of a failure.
+
+        Returns
+        -------
+        iterator of int
+            Their numbers in the order in which to run them.  A list would grow with the raster.
+        int
+            How many they are.
+        """
+        finished = self._finished()
+        order = (number for number in self._order() if not finished[number])
+        return order, int(finished.size - np.count_nonzero(finished))
+
+    def leave_nodata(self, failure: Failure) -> None:
+        """Write nodata where a chunk failed for good."""
+        window = self.plan.inference.window(self.plan.tiling.index_of(failure.chunk))
+        form = self.plan.inference.form
+        nodata = np.full((form.bands, *window.shape), form.nodata, form.dtype)
+        self.work.append(encode_chunk(self.plan.cog, nodata, *window.origin, self.work.levels))
+
+    def mended(self, number: int) -> None:
+        """Note that a chunk is done, if it had failed in an earlier run."""
+        if number in self.broken:
+            self.broken.discard(number)
+            self.ledger.mended(number)
+
+    def finish(self, failures: Sequence[Failure]) -> None:
+        """Turn the work file into the output."""
+        self.work.finish(self.plan.output)
+        # What the output lacks stays written beside it.
+        lacking = Path(f"{self.plan.output}.failed.jsonl")
+        if failures:
+            os.replace(self.ledger.path, lacking)
+        else:
+            lacking.unlink(missing_ok=True)
+            self.ledger.remove()
+
+    def _finished(self) -> NDArray[np.bool_]:
+        inference, tiling = self.plan.inference, self.plan.tiling
+        done = self.work.done(
+            [inference.window((i, 0)).rows.start for i in range(tiling.grid[0])],
+            [inference.window((0, j)).cols.start for j in range(tiling.grid[1])],
+        )
+        finished = done.ravel()
+        finished[list(self.broken)] = False
+        return finished
+
+    def _order(self) -> Iterator[int]:
+        tiling = self.plan.tiling
+        striped = isinstance(self.plan.source, Raster) and self.plan.source.striped
+        return tiling.order(tiling.grid[1]) if striped else tiling.order()
