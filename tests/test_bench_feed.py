@@ -17,7 +17,7 @@ from daskinfer.bench import feed
 from daskinfer.bench.command import add_bench, run_bench
 from daskinfer.bench.rivals import Work, naive_loop, reader_queue
 from daskinfer.bench.simulated import SimulatedDevice, TimedDevice, Timeline, classes_of
-from daskinfer.bench.synthetic import decode_seconds, mirrored_scene, scene_raster
+from daskinfer.bench.synthetic import decode_seconds, mirrored_scene, scene_raster, warm
 from daskinfer.demo import demo_path
 from daskinfer.tiling import AxisTiling, Tiling
 
@@ -182,6 +182,12 @@ def test_the_raster_is_made_once(tmp_path):
     assert scene_raster(tmp_path, 80, 100, block=32) == path
     assert (tmp_path / "scene-80x100-32.tif").stat().st_mtime_ns == made
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_warming_reads_the_whole_file(tmp_path):
+    path = tmp_path / "large"
+    path.write_bytes(bytes((1 << 24) + 5))
+    assert warm(str(path)) == (1 << 24) + 5
 
 
 def test_decoding_costs_something(tmp_path):

@@ -98,13 +98,15 @@ def cases(options: argparse.Namespace, folder: Path) -> list[Case]:
 
 
 def _job(name: str, options: argparse.Namespace, folder: Path) -> Job:
-    from daskinfer.bench.synthetic import scene_raster
+    from daskinfer.bench.synthetic import scene_raster, warm
     from daskinfer.planner import plan
 
     side = options.size if name == "demo" else options.heavy_size
     say(f"{name}: raster of {side} x {side} px ...")
+    source = scene_raster(folder, side, side)
+    warm(source)
     planned = plan(
-        scene_raster(folder, side, side),
+        source,
         bench_model(name),
         folder / f"{name}.tif",
         tile=options.tile or "auto",

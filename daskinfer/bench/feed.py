@@ -143,7 +143,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> Job:
         If the tile leaves no whole blocks of the output, or there is no time to spend.
     """
     from daskinfer.bench.simulated import CLASSES, SimulatedDevice
-    from daskinfer.bench.synthetic import pixel_model, scene_raster
+    from daskinfer.bench.synthetic import pixel_model, scene_raster, warm
     from daskinfer.model import load_model
     from daskinfer.planner import plan
 
@@ -161,6 +161,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> Job:
     side = 4 * core * math.ceil(math.sqrt(tiles) / 4)
     say(f"a device takes {service * 1e3:.1f} ms per batch; raster of {side} x {side} px ...")
     source = scene_raster(folder, side, side, min(core, 512))
+    warm(source)
     log = str(folder / "batches.log")
     planned = plan(
         source,
