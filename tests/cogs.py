@@ -142,6 +142,8 @@ def check(path, array, spec):
         np.testing.assert_allclose(level, wanted, 1e-5 * rounded, 1e-6 * rounded, err_msg=f"{i}")
     if "lerc" in spec.compress and np.isnan(array).any():
         return  # tifffile reads what lerc masks as 0
+    if spec.sparse and spec.dtype == "int8" and spec.nodata:
+        return  # tifffile takes no nodata of int8, and reads missing tiles as 0
     with tifffile.TiffFile(path) as file:
         read = file.pages[0].asarray()
     if spec.planes == 1:
