@@ -120,6 +120,16 @@ class Raster:
         """Whether the file is stored in strips as wide as it is, and in more than one."""
         return self.block[1] >= self.extent[1] and self.block[0] < self.extent[0]
 
+    def whole_blocks(self, window: Window) -> bool:
+        """Whether a window has all of the raster's pixels in each block that it touches."""
+        return all(
+            (span.start == 0 or (span.start + origin) % block == 0)
+            and (span.stop == size or (span.stop + origin) % block == 0)
+            for span, origin, block, size in zip(
+                window, self.origin, self.block, self.grid.shape, strict=True
+            )
+        )
+
     def nbytes(self, window: Window) -> int:
         """Bytes of a window's pixels."""
         return self._cells.nbytes(window)
@@ -180,13 +190,16 @@ class Raster:
         height, width = (-(-side // step) for side in self.grid.shape)
         return self._read(_whole(self.grid), (height, width))
 
-    def read(self, window: Window) -> Pixels:
+    def read(self, window: Window, *, cached: bool = True) -> Pixels:
         """Read a window, through the cache of decoded blocks that this process has.
 
         Parameters
         ----------
         window : Window
             Inside the raster, in its pixels.
+        cached : bool, default True
+            False for a window whose blocks no other will want: the cache would only hold and copy
+            them.
 
         Returns
         -------
@@ -201,6 +214,8 @@ class Raster:
             If the window reaches outside the raster: rasterio would return a smaller array.
         """
         self._check(window)
+        if not cached:
+            return self._decode(window)
         return shared_cache().read(self._key, self._cells, window, self._decode)
 
     def reader(self, window: Window) -> Callable[[Window], Pixels]:

@@ -385,12 +385,19 @@ def _block_window(block_info: Any) -> Window:
 
 
 def _read_block(block: Array, raster: Raster, block_info: Any = None) -> Array:
-    return raster.read(_block_window(block_info)).data
+    return _read_chunk(raster, _block_window(block_info)).data
 
 
 def _read_mask(block: Array, raster: Raster, block_info: Any = None) -> Mask:
-    pixels = raster.read(_block_window(block_info))
+    pixels = _read_chunk(raster, _block_window(block_info))
     return np.ones(block.shape, np.bool_) if pixels.valid is None else pixels.valid
+
+
+def _read_chunk(raster: Raster, window: Window) -> Pixels:
+    # Chunks have no pixels in common.  A mask that the file keeps is a chunk of its own, for which
+    # the numbers are read too.
+    shared = raster.mask is not None or not raster.whole_blocks(window)
+    return raster.read(window, cached=shared)
 
 
 def _chunk_sides(raster: Raster, chunks: int | tuple[int, int] | str) -> tuple[int, int]:

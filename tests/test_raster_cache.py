@@ -7,11 +7,12 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
+import dask
 import numpy as np
 import pytest
 import rasterio
 import rasterio.windows
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from rasterio.enums import ColorInterp
 
@@ -321,6 +322,42 @@ def test_a_lazy_array_computes_each_chunk_once_for_the_tiles_of_a_window(scene, 
         assert np.array_equal(read(area).data, raw[:, *area.slices()])
     assert len(decoded) == seen
     assert source.cache_bytes(chunk, threads=8) == 0
+
+
+@pytest.mark.parametrize(("chunks", "cached"), [(256, False), (512, False), (300, True)])
+def test_chunks_of_a_lazy_array_are_cached_only_where_they_share_blocks(
+    scene, cache, decoded, chunks, cached
+):
+    made = cache()
+    with rasterio.open(scene) as dataset:
+        raw = dataset.read()
+    with dask.config.set(scheduler="synchronous"):
+        assert np.array_equal(open_raster(scene, chunks=chunks).values, raw)
+    assert (made.stats.decoded > 0) == cached
+    assert (times_decoded(decoded, raw.shape[1:]) == 1).all()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_window_has_whole_blocks_where_no_pixel_of_a_block_is_missing(tmp_path, data):
+    def spans(height, width):
+        pairs = st.lists(st.integers(0, 6), min_size=2, max_size=2, unique=True)
+        rows, cols = (
+            # Mostly on the lattice of blocks.
+            Span(*(min(n * 8, size) for n in sorted(data.draw(pairs))))
+            for size in (height, width)
+        )
+        return Window(rows, cols)
+
+    file = sparse(tmp_path / "a.tif", 70, 60, count=1, **tiled(16))
+    raster = file.crop(spans(70, 60))
+    area = spans(*raster.grid.shape)
+    # The number of its block, for each pixel of the raster.
+    rows, cols = (np.arange(n) for n in raster.grid.shape)
+    number = (rows[:, None] + raster.origin[0]) // 16 * 100 + (cols + raster.origin[1]) // 16
+    inside = number[area.slices()]
+    assume(inside.size)
+    assert raster.whole_blocks(area) == (np.isin(number, inside).sum() == inside.size)
 
 
 # --- strips ---------------------------------------------------------------------------------------

@@ -25,9 +25,9 @@ def reads(monkeypatch):
     """Windows that are read of files, as they are read."""
     windows, read = [], Raster.read
 
-    def counted(self, window):
+    def counted(self, window, **options):
         windows.append(window)
-        return read(self, window)
+        return read(self, window, **options)
 
     monkeypatch.setattr(Raster, "read", counted)
     return windows
