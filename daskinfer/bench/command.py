@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -133,7 +134,8 @@ def _changed(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, text: str
 ) -> argparse.Namespace:
     words: list[str] = []
-    for pair in text.split(","):
+    # A comma before anything but a name is part of a value, as in readers=1,2.
+    for pair in re.split(r",(?=[\w-]+=)", text):
         name, equals, value = pair.partition("=")
         if not equals or name in _OURS:
             parser.error(f"--compare {text}: expected OPTION=VALUE, got {pair!r}")
