@@ -30,9 +30,9 @@ _OURS = {"command", "runs", "json", "markdown", "compare", "scratch"}
 
 def benches() -> tuple[Bench, ...]:
     """All benchmarks."""
-    from daskinfer.bench import batch, cpu, feed
+    from daskinfer.bench import batch, cpu, feed, write
 
-    return feed.BENCH, cpu.BENCH, batch.BENCH
+    return feed.BENCH, cpu.BENCH, batch.BENCH, write.BENCH
 
 
 def add_parser(commands: Any) -> None:
