@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -272,15 +273,15 @@ def test_the_command_fills_a_section(tmp_path, capsys, suffix, name):
 
 def test_compare_sets_options_and_keeps_the_others(tmp_path, capsys):
     made = []
-    words = ["--compare", "scale=2", "scale=4,unit-name=m", "--runs=1", f"--scratch={tmp_path}"]
+    words = ["--compare", "scale=2", "scale=4,unit-name=m,n", "--runs=1", f"--scratch={tmp_path}"]
     assert command(toy(made), *words) == 0
-    assert made == [(2.0, "px", tmp_path), (4.0, "m", tmp_path)]
+    assert made == [(2.0, "px", tmp_path), (4.0, "m,n", tmp_path)]
     out = capsys.readouterr().out
     assert "| scale=2 | small | 2.0 | 10 |" in out
     assert "| small | time, s | 2.0 | 4.0 | 2.00 |" in out
     # One note is the same for both settings.
     assert out.count("shared by all") == 1
-    assert "scale=4,unit-name=m: scale 4" in out
+    assert "scale=4,unit-name=m,n: scale 4" in out
 
 
 def test_settings_that_are_compared_take_turns(tmp_path):
@@ -362,3 +363,21 @@ def test_only_the_command_line_knows_the_benchmarks():
 def test_a_benchmark_is_short_and_does_not_import_the_package_root(path):
     assert path.read_text().count("\n") <= 500
     assert "daskinfer" not in set(imported(path, top_only=False))
+
+
+def test_every_command_of_the_document_is_one_and_has_its_section():
+    root = FOLDER.parent.parent
+    text = (root / "BENCHMARKS.md").read_text()
+    commands = re.findall(r"^daskinfer bench (.*) --markdown BENCHMARKS.md#(\S+)$", text, re.M)
+    assert {name for _, name in commands} >= {"feed", "feed-workers", "cpu", "batch"}
+    parser = argparse.ArgumentParser()
+    kinds = parser.add_subparsers(required=True)
+    for bench in benches():
+        add_bench(kinds, bench)
+    for words, name in commands:
+        assert words.split()[0] in kinds.choices
+        parser.parse_args(words.split())
+        assert f"<!-- {name}: begin -->" in text
+        assert f"<!-- {name}: end -->" in text
+    sections = re.findall(r"^<!-- (\S+): begin -->$", text, re.M)
+    assert sorted(sections) == sorted({name for _, name in commands} | {"check_gpu"})
