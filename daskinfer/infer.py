@@ -137,8 +137,9 @@ def infer_chunk(
         with recorder.span("read", chunk=number):
             return read(window)
 
-    with actor.producer():
-        stream = map(timed, windows) if ahead is None else ahead.stream(timed, windows)
+    # Closed also where a tile is refused: what was read ahead counts until then.
+    streaming = (ReadAhead(0) if ahead is None else ahead).stream(timed, windows)
+    with actor.producer(), contextlib.closing(streaming) as stream:
         for tile, window, pixels in zip(tiles, windows, stream, strict=True):
             mask = _noted(mask, pixels.valid, window, chunk.read)
             wanted = tile.window if inference.blended else tile.core

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .blockcache import cache_limit
 from .device import DeviceChoice, best_device, check_device
 from .errors import warn_user
 from .field import ReceptiveField
@@ -24,6 +25,7 @@ from .halo import (
 )
 from .inference import Inference
 from .model import Model
+from .raster import Raster
 from .source import Source
 from .tiling import AxisTiling, Tiling, round_up
 
@@ -173,11 +175,10 @@ def settle(
         _lattice(size, field.stride[i], halo[i], overlap[i], _pair(choice.tile)[i], least[i], fixed)
         for i, size in enumerate(source.grid.shape)
     ]
-    y, x = (
-        replace(axis, chunk=_chunk(_pair(choice.chunk)[i], axis, choice, scale))
-        for i, axis in enumerate(axes)
-    )
-    tiling = Tiling(y, x)
+    tiling = _chunked(axes, choice.chunk, choice, scale)
+    if _pair(choice.chunk)[0] == "auto" and _strips_too_many(source, tiling):
+        # Of fewer rows: the strips of one row of chunks are shared by all of its chunks then.
+        tiling = _chunked(axes, (axes[0].step, _pair(choice.chunk)[1]), choice, scale)
     inference = Inference(
         model,
         tiling,
@@ -255,6 +256,22 @@ def auto_tile(shared: int, stride: int) -> int:
     growing = _CORE * max(1, math.ceil(2 * shared / _CORE))
     core = min(growing, max(_CORE, _LARGEST_TILE - shared))
     return round_up(core, stride) + shared
+
+
+def _chunked(axes: list[AxisTiling], chunk: Any, choice: Choice, scale: Fraction) -> Tiling:
+    """The tiling with its chunks."""
+    y, x = (
+        replace(axis, chunk=_chunk(side, axis, choice, scale))
+        for side, axis in zip(_pair(chunk), axes, strict=True)
+    )
+    return Tiling(y, x)
+
+
+def _strips_too_many(source: Source, tiling: Tiling) -> bool:
+    """Whether a file is stored in strips of which the cache cannot hold those of a chunk."""
+    if not isinstance(source, Raster) or not source.striped:
+        return False
+    return source.cache_bytes(tiling.chunk_at((0, 0)).read) > cache_limit()
 
 
 def _chunk(chunk: Any, axis: AxisTiling, choice: Choice, scale: Fraction) -> int:

@@ -20,6 +20,7 @@ import rasterio
 from distributed import WorkerPlugin, get_worker
 
 from .actor import InferenceActor
+from .blockcache import reserve, shared_cache
 from .cog import WorkFile, encode_chunk
 from .dispatch import TASK_SECONDS
 from .infer import infer_chunk, release_actor, using_actor
@@ -28,6 +29,7 @@ from .model import ModelBytes
 from .outputs import work_path
 from .pixels import Pixels
 from .planner import Plan
+from .raster import Raster
 from .readahead import ReadAhead
 from .spans import Span, StageTimes
 from .tiling import Window
@@ -46,6 +48,8 @@ __all__ = [
 _LONGEST = 3 * TASK_SECONDS
 # GDAL's own block cache; its default of 5 % of the memory is taken by each process.
 _GDAL_CACHE_MB = 64
+# Chunks at work in a process, for the cache of decoded blocks.
+_READING = 3
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,7 @@ class _Station:
             self._changed.wait_for(lambda: not self._users)
             self._resources.close()
         self.ahead.close()
+        shared_cache().clear()
         release_actor(self.plan.inference)
         if self._shipped is not None:
             self._shipped.release()
@@ -217,6 +222,10 @@ class _Station:
         _share_cores(self._threads)
         if self._shipped is not None:
             self._shipped.receive()
+        source, tiling = self.plan.source, self.plan.tiling
+        if isinstance(source, Raster):
+            # Tiles of all chunks at work find the blocks that they share.
+            reserve(source.cache_bytes(tiling.chunk_at((0, 0)).read, _READING))
         actor = self._resources.enter_context(using_actor(self.plan.inference))
         # It may have served a prediction before.
         actor.clear_metrics()

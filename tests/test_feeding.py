@@ -15,6 +15,7 @@ from distributed import Client, Scheduler, SpecCluster, Worker
 
 import daskinfer as di
 from conftest import N3, noise, seeded, write_raster
+from daskinfer.cog import WorkFile
 from daskinfer.device import Device
 from daskinfer.monitor import ChunkDone
 from daskinfer.raster import Raster
@@ -126,7 +127,8 @@ def test_batches_of_a_reproducible_run_have_one_size_too(tmp_path, one_worker, z
 def test_reads_run_ahead_of_writes_by_no_more_than_the_threads_can_hold(
     tmp_path, one_worker, zeros, monkeypatch
 ):
-    lock, ahead, most, read = threading.Lock(), 0, 0, Raster.read
+    lock, ahead, most = threading.Lock(), 0, 0
+    read, append = Raster.read, WorkFile.append
 
     def counted(self, window):
         nonlocal ahead, most
@@ -135,22 +137,22 @@ def test_reads_run_ahead_of_writes_by_no_more_than_the_threads_can_hold(
             most = max(most, ahead)
         return read(self, window)
 
-    def written(event):
+    def written(self, encoded):
         nonlocal ahead
-        if isinstance(event, ChunkDone):
-            with lock:
-                ahead -= event.tiles
+        with lock:
+            ahead -= 4
+        append(self, encoded)
 
     monkeypatch.setattr(Raster, "read", counted)
+    monkeypatch.setattr(WorkFile, "append", written)
     report = di.run(
         scene(tmp_path, 640), seeded(N3), tmp_path / "o.tif",
-        client=one_worker, callbacks=[written], device=zeros, **JOB,
+        client=one_worker, device=zeros, **JOB,
     )  # fmt: skip
     assert report.tiles == 400
-    # Chunks in flight, of 2 x 2 tiles, and what is read
-    # ahead of them.
-    in_flight = 2 * sum(one_worker.nthreads().values())
-    assert most <= in_flight * 4 + 16
+    assert report.chunks == 100
+    # Chunks at work, of 2 x 2 tiles each, and what is read ahead of them.
+    assert most <= sum(one_worker.nthreads().values()) * 4 + 16
     assert ahead == 0
 
 

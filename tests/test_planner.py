@@ -378,3 +378,33 @@ def test_a_plan_for_a_million_pixels_squared_takes_little_memory(tmp_path, model
     assert len(packed) < 1_000_000
     assert "1 000 000 x 1 000 000 px" in text
     assert plan.tiling.runs * plan.tiling.step[0] ** 2 >= side**2
+
+
+def striped(path, width, height=3000, bands=6):
+    """A sparse file of strips one row high: large in pixels, small on disk."""
+    with rasterio.open(
+        path, "w", driver="GTiff", width=width, height=height, count=bands, dtype="uint16",
+        blockysize=1, sparse_ok=True, bigtiff="yes",
+    ):  # fmt: skip
+        pass
+    return str(path)
+
+
+def test_wide_strips_get_chunks_of_few_rows_so_that_each_strip_is_decoded_once(tmp_path):
+    wide = striped(tmp_path / "wide.tif", 40_960)
+    plan = di.plan(wide, seeded(N3, 6), tmp_path / "o.tif", tile=512)
+    height, width = plan.tiling.chunk
+    assert height < 1024 < width
+    assert plan.source.cache_bytes(plan.tiling.chunk_at((0, 0)).read) <= 1 << 30
+
+
+def test_strips_that_fit_the_cache_get_the_usual_chunks(tmp_path):
+    narrow = striped(tmp_path / "narrow.tif", 3000)
+    plan = di.plan(narrow, seeded(N3, 6), tmp_path / "o.tif", tile=512)
+    assert plan.tiling.chunk[0] >= 2048
+
+
+def test_strips_beyond_any_cache_are_warned_of_with_the_cure(tmp_path):
+    widest = striped(tmp_path / "widest.tif", 200_000)
+    with pytest.warns(UserWarning, match="stored in strips.*gdal_translate .*-of COG"):
+        di.plan(widest, seeded(N3, 6), tmp_path / "o.tif", tile=512)
