@@ -214,7 +214,7 @@ class WorkFile:
             at = self._file.grow(len(encoded.data))
         self._file.write(encoded.data, at)
         if sync:
-            os.fdatasync(self._fd)
+            self._file.sync()
         # Locked again: a chunk that was given to a second worker may arrive twice at once, and
         # the offset of one with the byte count of the other would be no tile.
         with self._locked():
@@ -330,7 +330,7 @@ class WorkFile:
         else:
             self._order_in_place()
             self._describe_in_place(main)
-            os.fsync(self._fd)
+            self._file.sync()
             rename(self.path, output)
         self.close()
 
@@ -443,7 +443,7 @@ class WorkFile:
             at = self._file.grow(0)
             copy_tiles(self._file, self._file, level, chosen, at, frame=0)
         # On the disk, as what they were copied from is about to be overwritten.
-        os.fdatasync(self._fd)
+        self._file.sync()
         compact(self._file, self._data_start(), self._fill_at)
 
     def _data_start(self) -> int:

@@ -53,6 +53,28 @@ def write_at(path: str, fd: int, data: bytes | bytearray | memoryview, at: int) 
         rest, at = rest[done:], at + done
 
 
+def sync_file(path: str, fd: int) -> None:
+    """Have all that was written on the disk.
+
+    Parameters
+    ----------
+    path : str
+        Named in errors.
+    fd : int
+        Open file.
+
+    Raises
+    ------
+    OSError
+        If the disk is full or fails, which network file systems often tell only here; names the
+        file.
+    """
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} when it was synced", path) from error
+
+
 def read_at(path: str, fd: int, size: int, at: int) -> bytes:
     """Read exactly `size` bytes, however many calls that takes.
 
@@ -134,6 +156,10 @@ class IndexedFile:
     def write(self, data: bytes | bytearray | memoryview, at: int) -> None:
         """Write all of `data`, as `write_at`."""
         write_at(self.path, self.fd, data, at)
+
+    def sync(self) -> None:
+        """Have all that was written on the disk, as `sync_file`."""
+        sync_file(self.path, self.fd)
 
     def read(self, size: int, at: int) -> bytes:
         """Read exactly `size` bytes, as `read_at`."""
@@ -380,7 +406,7 @@ def _move(file: IndexedFile, offsets: NDArray[np.int64], sizes: NDArray[np.int64
         data = b"".join(file.read(int(sizes[i]), int(offsets[i])) for i in group)
         file.write(data, at)
         at += len(data)
-    os.fdatasync(file.fd)
+    file.sync()
 
 
 def _patch_all(file: IndexedFile, offsets: NDArray[np.int64]) -> None:
@@ -388,7 +414,7 @@ def _patch_all(file: IndexedFile, offsets: NDArray[np.int64]) -> None:
     cuts = np.cumsum([rows * cols for rows, cols in file.layout.grids])[:-1]
     for level, values in enumerate(np.split(offsets, cuts)):
         file.patch_offsets(level, 0, 0, values.reshape(file.layout.grids[level]))
-    os.fdatasync(file.fd)
+    file.sync()
 
 
 @contextlib.contextmanager
@@ -413,7 +439,7 @@ def new_file(path: str, layout: Layout) -> Iterator[IndexedFile]:
         file = IndexedFile(scratch, fd, layout)
         file.write_header()
         yield file
-        os.fsync(fd)
+        file.sync()
         rename(scratch, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -40,7 +40,6 @@ SMALL = (128, 128)
 OPENED = """
 import pickle, sys
 import numpy as np
-from conftest import Pixel, write_raster
 from daskinfer.cog import WorkFile, encode_chunk
 spec, path = pickle.loads(bytes.fromhex(sys.argv[1])), sys.argv[2]
 work = WorkFile.open(path, spec, (128, 128))
@@ -333,6 +332,30 @@ def test_a_write_that_never_ends_is_an_error_wherever_it_happens(tmp_path, monke
         (tmp_path / "out.tif").unlink()
     check(tmp_path / "out.tif", array, spec)
     assert fails_at > 15
+
+
+def test_what_the_disk_did_not_take_is_not_committed(tmp_path, monkeypatch):
+    """Network file systems take writes, and tell only later that there was no room."""
+    spec = spec_of(300, 300, blocksize=64, nodata=0)
+    array = noise_of(spec)
+    work = WorkFile.create(tmp_path / "w", spec, CHUNK)
+
+    def fail(fd):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="No space left") as caught:
+            work.append(encode_chunk(spec, array[:, :256, :256], 0, 0, work.levels), sync=True)
+        assert caught.value.filename == work.path
+        assert not work.done().any()
+        write_all(work, array)  # without asking the disk
+        with pytest.raises(OSError, match="No space left") as caught:
+            work.finish(tmp_path / "out.tif")
+        assert caught.value.filename == f"{tmp_path / 'out.tif'}.tmp"
+        assert os.listdir(tmp_path) == ["w"]
+    work.finish(tmp_path / "out.tif")
+    check(tmp_path / "out.tif", array, spec)
 
 
 def test_a_work_file_that_lost_its_end_is_an_error(tmp_path):

@@ -150,6 +150,19 @@ def test_failed_writes_name_the_file(tmp_path, main, monkeypatch, failure):
     os.close(file.fd)
 
 
+def test_a_failed_sync_names_the_file(tmp_path, main, monkeypatch):
+    file = indexed(tmp_path / "a.tif", main)
+
+    def fail(fd):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="quota exceeded when it was synced") as caught:
+        file.sync()
+    assert (caught.value.errno, caught.value.filename) == (errno.EDQUOT, file.path)
+    os.close(file.fd)
+
+
 def test_reading_past_the_end_names_the_file(tmp_path, main):
     file = indexed(tmp_path / "a.tif", main)
     with pytest.raises(OSError, match="ends before byte 10") as caught:
