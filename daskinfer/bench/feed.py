@@ -245,7 +245,15 @@ def _run(job: Job) -> Iterator[Callable[[], object]]:
     if job.workers > 1:
         options["n_workers"] = job.workers
     with cluster("local" if job.workers == 1 else "processes", **options) as client:
+        # Part of starting a cluster: this process has imported everything long ago.
+        client.run(_import_libraries)
         yield partial(diagnosed_run, job.plan, client)
+
+
+def _import_libraries() -> None:
+    import torch  # noqa: F401
+
+    import daskinfer.station  # noqa: F401
 
 
 @contextmanager
@@ -366,8 +374,9 @@ def notes(result: Result, group: str) -> list[str]:
     told = [
         "busy: time per batch x batches / wall time of the call, from opening the raster to the "
         "finished file (run: with overviews and the COG's layout; the queue and the loop write a "
-        "plain TIFF); the cluster's start is not in it. steady: from the first batch's start to "
-        "the last one's end. A batch counts in full, however few tiles are in it: see its fill.",
+        "plain TIFF). The cluster's start and its workers' imports are not in it.",
+        "steady: from the first batch's start to the last one's end.",
+        "a batch counts in full, however few tiles are in it: see its fill.",
         "every design ran the same tiles; their pixels were compared and are equal.",
     ]
     if options["service"] is None:
