@@ -140,7 +140,8 @@ def test_reads_run_ahead_of_writes_by_no_more_than_the_threads_can_hold(
     def written(self, encoded):
         nonlocal ahead
         with lock:
-            ahead -= 4
+            # Not the overviews that are made at the end.
+            ahead -= 4 * (encoded.parts[0].level == 0)
         append(self, encoded)
 
     monkeypatch.setattr(Raster, "read", counted)
