@@ -46,6 +46,11 @@ class CudaForward(Forward):
         import torch
 
         super().__init__(*arguments, **options)
+        if self.model.precision == "float32":
+            # By default torch convolves with 10 bits of mantissa (TF32) on a CUDA device: seams
+            # would differ from the whole image in the third digit.
+            torch.backends.cudnn.allow_tf32 = False
+            torch.backends.cuda.matmul.allow_tf32 = False
         if isinstance(self._network, torch.nn.Module):
             # Once here, or each convolution would reorder its weights in every batch.
             self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

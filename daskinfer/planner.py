@@ -199,7 +199,8 @@ def plan(
         Tiles in one forward pass, at most; "auto" lets each worker find, at its start, the size
         beyond which its device gets no faster.
     precision : {"float32", "bfloat16", "float16"}, optional
-        Replaces the model's own.
+        Replaces the model's own.  float32 is what it says on CUDA devices too, without TF32;
+        "bfloat16" is the fast one there.
     tta : "d4" or sequence of str, optional
         Test-time augmentation; replaces the model's own, see `load_model`.
     statistics : {None, "global"}

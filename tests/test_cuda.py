@@ -28,8 +28,7 @@ def test_cuda_equals_the_cpu():
     on_cpu, on_cuda = devices()
     batch = noise(4, *SHAPE)
     valid = np.random.default_rng(1).random((4, 64, 64)) > 0.1
-    # TF32 and other kernels: sums differ in the fourth digit.
-    np.testing.assert_allclose(on_cuda.run(batch, valid), on_cpu.run(batch, valid), atol=1e-3)
+    np.testing.assert_allclose(on_cuda.run(batch, valid), on_cpu.run(batch, valid), atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "uint32", "float32", "float64"])
@@ -37,7 +36,7 @@ def test_batches_of_every_dtype_are_collected_in_pinned_memory(dtype):
     on_cpu, on_cuda = devices()
     batch = on_cuda.allocate((2, *SHAPE), dtype)
     batch[:] = noise(2, *SHAPE, dtype=dtype)
-    np.testing.assert_allclose(on_cuda.run(batch), on_cpu.run(batch), atol=1e-3)
+    np.testing.assert_allclose(on_cuda.run(batch), on_cpu.run(batch), atol=1e-5)
 
 
 def test_batches_that_overlap_on_the_device_come_back_as_their_own():
@@ -48,7 +47,7 @@ def test_batches_that_overlap_on_the_device_come_back_as_their_own():
             futures = [actor.submit(tile) for tile in tiles]
         results = np.stack([future.result() for future in futures])
         metrics = actor.metrics
-    np.testing.assert_allclose(results, on_cpu.run(tiles), atol=1e-3)
+    np.testing.assert_allclose(results, on_cpu.run(tiles), atol=1e-5)
     assert 0 < metrics.busy <= metrics.elapsed
 
 
