@@ -5,10 +5,14 @@ the file is finished on a local disk and then sent in parts, several at a time. 
 when the last part is there.  What fails or is interrupted on the way is taken back; a process that
 is killed leaves parts that nobody sees, which the store drops by its own rule for incomplete
 uploads (S3: ``AbortIncompleteMultipartUpload``).  Sending again starts from the beginning.
+
+Keys, region and endpoint come from the environment of the process that sends (``AWS_*``), and for
+S3 also from the files of Amazon's own tools where boto3 is installed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -157,15 +161,28 @@ def _store_of(url: str, retry: dict[str, Any] | None = None) -> tuple[ObjectStor
             f"writing to {scheme}:// needs: pip install 'daskinfer[s3]'"
         ) from error
     options: dict[str, Any] = {} if retry is None else {"retry_config": retry}
-    if scheme == "s3" and _endpoint().startswith("http://"):
-        options["client_options"] = {"allow_http": True}
+    if scheme == "s3":
+        options |= _of_amazon()
     return from_url(f"{scheme}://{bucket}", **options), key
 
 
-def _endpoint() -> str:
-    """A store of one's own instead of Amazon's, by the variables that all S3 clients know."""
+def _of_amazon() -> dict[str, Any]:
+    """What obstore does not find out itself."""
+    options: dict[str, Any] = {}
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    return next((os.environ[name] for name in names if os.environ.get(name)), "")
+    endpoint = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    if endpoint.startswith("http://"):
+        # A store of one's own; without this it would have to be https.
+        options["client_options"] = {"allow_http": True}
+    if "AWS_ACCESS_KEY_ID" not in os.environ:
+        with contextlib.suppress(ModuleNotFoundError):
+            import boto3
+            from obstore.auth.boto3 import Boto3CredentialProvider
+
+            session = boto3.Session()
+            if session.get_credentials() is not None:
+                options["credential_provider"] = Boto3CredentialProvider(session)
+    return options
 
 
 def _exists(store: ObjectStore, key: str, url: str) -> bool:

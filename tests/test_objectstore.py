@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,7 +36,7 @@ class Store:
     """A server, what it was asked for, and ways to make it fail."""
 
     def __init__(self):
-        self.asked = []
+        self.asked, self.keys = [], set()
         self.refuse = lambda method, query: None  # status to answer with, or None
         self.held = threading.Event()  # set when a request was held back
         self.let_go = threading.Event()
@@ -45,6 +46,8 @@ class Store:
         def watched(environ, start_response):
             method, query = environ["REQUEST_METHOD"], environ["QUERY_STRING"]
             self.asked.append((method, environ["PATH_INFO"], query))
+            signed = re.search(r"Credential=(\w+)/", environ.get("HTTP_AUTHORIZATION", ""))
+            self.keys.add(signed and signed[1])
             if self.hold(method, query):
                 self.held.set()
                 self.let_go.wait(60)
@@ -172,6 +175,20 @@ def test_a_store_that_refuses_is_refused_before_work(store):
     store.refuse = lambda method, query: "403 Forbidden" if method == "POST" else None
     with pytest.raises(PermissionError, match=r"s3://maps/a.tif: the store refuses"):
         check_writable("s3://maps/a.tif")
+
+
+def test_keys_from_the_file_of_amazons_tools(store, tmp_path, monkeypatch):
+    pytest.importorskip("boto3")
+    (tmp_path / "keys").write_text(
+        "[maps]\naws_access_key_id = OFTHEFILE\naws_secret_access_key = y\n"
+    )
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
+    monkeypatch.setenv("AWS_PROFILE", "maps")
+    store.keys.clear()
+    check_writable("s3://maps/a.tif")
+    assert store.keys == {"OFTHEFILE"}
 
 
 # ---- sending -------------------------------------------------------------------------------------
