@@ -15,13 +15,11 @@ of GDAL's own COG driver.  No tile is encoded twice.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import itertools
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -36,6 +34,7 @@ from daskinfer import cogstats, tiff
 from daskinfer.cogspec import CogSpec, no_georeferencing_warning, template
 from daskinfer.cogstats import StatisticsTable, blank_statistics
 from daskinfer.encode import EncodedChunk, EncodedPart, encode_chunk, encode_levels, encode_tile
+from daskinfer.filelock import FileLock
 from daskinfer.overview import Shape
 from daskinfer.tileindex import IndexedFile, compact, copy_tiles, new_file, read_at, rename
 
@@ -95,6 +94,7 @@ class WorkFile:
         self.path = os.path.abspath(path)
         self.spec, self.chunk = spec, chunk
         self.levels = spec.local_levels(chunk)
+        self._lock = FileLock(self.path)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._main, self._file = _indexed(self.path, self._fd, spec)
@@ -209,26 +209,18 @@ class WorkFile:
         ------
         OSError
             If the disk is full or fails; names the file.  The chunk is then not committed.
+        FileNotFoundError
+            If the file was finished meanwhile.
         """
-        with self._locked():
+        with self._lock.short():
             at = self._file.grow(len(encoded.data))
         self._file.write(encoded.data, at)
         if sync:
             self._file.sync()
         # Locked again: a chunk that was given to a second worker may arrive twice at once, and
         # the offset of one with the byte count of the other would be no tile.
-        with self._locked():
+        with self._lock.short():
             self._commit(encoded, at)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Exclude all others.  A lock belongs to an open file, which threads and forks share."""
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
 
     def _commit(self, encoded: EncodedChunk, at: int) -> None:
         """Point the index at tiles that start at `at`.
@@ -321,17 +313,20 @@ class WorkFile:
         if layout not in ("strict", "append"):
             raise ValueError(f"layout {layout!r} is not 'strict' or 'append'")
         output = os.path.abspath(output)
-        self._settle(allow_missing)
-        self._raise_levels(threads)
-        main = self._described()
-        if layout == "strict":
-            self._write_strict(output, main)
-            os.unlink(self.path)
-        else:
-            self._order_in_place()
-            self._describe_in_place(main)
-            self._file.sync()
-            rename(self.path, output)
+        # A worker that was given up for lost may still be at work on a chunk, and must find the
+        # file either as it left it or gone.
+        with self._lock.long():
+            self._settle(allow_missing)
+            self._raise_levels(threads)
+            main = self._described()
+            if layout == "strict":
+                self._write_strict(output, main)
+                os.unlink(self.path)
+            else:
+                self._order_in_place()
+                self._describe_in_place(main)
+                self._file.sync()
+                rename(self.path, output)
         self.close()
 
     def _settle(self, allow_missing: bool) -> None:
@@ -434,17 +429,20 @@ class WorkFile:
     def _order_in_place(self) -> None:
         """Put overviews in order behind the rest, and the first tile of full resolution last.
 
-        Validators want the first tile of each level behind that of the next smaller one.  Where
-        these were, and where chunks were replaced, tiles move up.
+        Validators want the first tile of each level behind that of the next smaller one.  Tiles
+        move up to where these were.
         """
+        left = []
         for level in reversed(range(len(self._file.layout.grids))):
             chosen = (self._file.offsets(level) != self._fill_at).ravel() & (level > 0)
             chosen[0] = True
+            spans = np.stack([self._file.offsets(level).ravel(), self._file.counts(level).ravel()])
+            left.append(spans[:, chosen & (spans[0] != self._fill_at)])
             at = self._file.grow(0)
             copy_tiles(self._file, self._file, level, chosen, at, frame=0)
         # On the disk, as what they were copied from is about to be overwritten.
         self._file.sync()
-        compact(self._file, self._data_start(), self._fill_at)
+        compact(self._file, self._fill_at, np.concatenate(left, axis=1))
 
     def _data_start(self) -> int:
         """First byte that belongs to chunks."""

@@ -352,21 +352,22 @@ def _framed(
     return end + frame
 
 
-def compact(file: IndexedFile, start: int, shared: int) -> int:
-    """Close the gaps between tiles, keeping their order, and cut the file off behind the last.
+def compact(file: IndexedFile, shared: int, left: NDArray[np.int64]) -> int:
+    """Close the gaps that tiles left, keeping the order of the others, and cut the file off.
 
     Tiles only move to where nothing is needed any more, not even by a file whose index is on the
     disk and whose newest tiles are not: a run of tiles is as long as the gap in front of it.  A
-    tile that is larger than the gap stays, and the gap with it; gaps add up, so few do.
+    tile that is larger than the gap stays, and the gap with it; gaps add up, so few do.  Bytes
+    that no tile is known to have left are not touched: somebody may still be writing there.
 
     Parameters
     ----------
     file : IndexedFile
         All levels are moved.
-    start : int
-        First byte that tiles may take.
     shared : int
         Offset of the tile that many index entries share; it stays.
+    left : ndarray of int64, shape (2, n)
+        Offsets and sizes of the gaps.
 
     Returns
     -------
@@ -380,13 +381,17 @@ def compact(file: IndexedFile, start: int, shared: int) -> int:
     order = own[np.argsort(offsets[own])]
     source, ends = offsets[order], np.concatenate([[0], np.cumsum(sizes[order])])
     breaks = np.append(np.flatnonzero(np.diff(source - ends[:-1])) + 1, order.size)
-    at, i = start, 0
+    floors = _stretches(np.concatenate([source, left[0]]), np.concatenate([sizes[order], left[1]]))
+    floors = floors[np.searchsorted(floors, source, "right") - 1]
+    at, i = 0, 0
     while i < order.size:
+        at = max(at, int(floors[i]))
         gap = int(source[i]) - at
         if gap == 0:
             j = int(breaks[np.searchsorted(breaks, i, "right")])
         else:
             j = int(np.searchsorted(ends, ends[i] + gap, "right")) - 1
+            j = min(j, int(np.searchsorted(floors, floors[i], "right")))
         if j == i:
             j, at = i + 1, int(source[i])
         elif gap:
@@ -397,6 +402,14 @@ def compact(file: IndexedFile, start: int, shared: int) -> int:
         i = j
     os.ftruncate(file.fd, at)
     return at
+
+
+def _stretches(offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where the stretches begin that spans of bytes make without a gap."""
+    order = np.argsort(offsets)
+    starts = offsets[order]
+    ends = np.append(0, starts + sizes[order])[:-1]
+    return np.asarray(starts[starts != ends])
 
 
 def _move(file: IndexedFile, offsets: NDArray[np.int64], sizes: NDArray[np.int64], at: int) -> None:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -176,6 +177,75 @@ def test_a_finish_killed_at_random_moments(tmp_path, layout):
     assert unfinished > 0
 
 
+# ---- workers that come late -------------------------------------------------------------------
+
+
+def late_spec():
+    return spec_of(500, 500, 1, "int16", blocksize=64, nodata=0, resampling="nearest")
+
+
+@pytest.mark.parametrize("layout", ["strict", "append"])
+def test_a_chunk_that_comes_while_the_file_is_finished_is_refused(tmp_path, monkeypatch, layout):
+    spec = late_spec()
+    array, other = noise_of(spec), noise_of(spec, 1)
+    work = WorkFile.create(tmp_path / "w", spec, SMALL)
+    write_all(work, array)
+    late = pickle.loads(pickle.dumps(work))
+    asked, described = threading.Event(), WorkFile._described
+    lock = late._lock._locked
+
+    def tell():
+        asked.set()
+        return lock()
+
+    monkeypatch.setattr(late._lock, "_locked", tell)
+    with ThreadPoolExecutor(1) as pool:
+
+        def come_late(self):
+            self.coming = pool.submit(write_all, late, other, [3])
+            assert asked.wait(60)
+            return described(self)
+
+        monkeypatch.setattr(WorkFile, "_described", come_late)
+        work.finish(tmp_path / "out.tif", layout)
+        with pytest.raises(FileNotFoundError) as caught:
+            work.coming.result()
+    assert caught.value.filename == work.path
+    late.close()
+    check(tmp_path / "out.tif", array, spec)
+
+
+@pytest.mark.parametrize("layout", ["strict", "append"])
+def test_a_chunk_that_is_being_written_while_the_file_is_finished_harms_nothing(
+    tmp_path, monkeypatch, layout
+):
+    spec = late_spec()
+    array, other = noise_of(spec), noise_of(spec, 1)
+    work = WorkFile.create(tmp_path / "w", spec, SMALL)
+    write_all(work, array, range(8))
+    late = pickle.loads(pickle.dumps(work))
+    begun, finished = threading.Event(), threading.Event()
+    write = late._file.write
+
+    def slow(data, at):
+        begun.set()
+        assert finished.wait(60)
+        write(data, at)
+
+    monkeypatch.setattr(late._file, "write", slow)
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(write_all, late, other, [3])
+        assert begun.wait(60)
+        write_all(work, array, range(8, 16))
+        work.finish(tmp_path / "out.tif", layout)
+        finished.set()
+        with pytest.raises(FileNotFoundError) as caught:
+            coming.result()
+    assert caught.value.filename == work.path
+    late.close()
+    check(tmp_path / "out.tif", array, spec)
+
+
 # ---- disks ------------------------------------------------------------------------------------
 
 
@@ -194,7 +264,7 @@ def small_disk(tmp_path):
         subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
 
     yield folder, enlarge
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def write_until_full(work, array):

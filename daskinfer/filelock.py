@@ -1,0 +1,73 @@
+"""The lock of a file that threads, processes and runs write together."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+
+__all__ = ["FileLock"]
+
+
+class FileLock:
+    """Excludes all other writers of a file, also those that come late.
+
+    A lock of the kernel's belongs to an open file, which threads and forks share: so each locking
+    opens the file anew, and finds out whether it still is the one of that name.
+
+    Parameters
+    ----------
+    path : str
+        The file itself, which exists.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._threads = threading.Lock()
+        self._held = False
+
+    @contextlib.contextmanager
+    def short(self) -> Iterator[None]:
+        """Exclude all others for a moment; within `long`, the other threads of its owner.
+
+        Raises
+        ------
+        FileNotFoundError
+            If the file has another name by now, or none.
+        """
+        with self._threads:
+            if self._held:
+                yield
+            else:
+                with self._locked():
+                    yield
+
+    @contextlib.contextmanager
+    def long(self) -> Iterator[None]:
+        """Exclude all others for as long as a whole piece of work takes.
+
+        Raises
+        ------
+        FileNotFoundError
+            If the file has another name by now, or none.
+        """
+        with self._locked():
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if not os.path.samestat(os.fstat(fd), os.stat(self.path)):
+                raise FileNotFoundError(errno.ENOENT, "replaced while it was locked", self.path)
+            yield
+        finally:
+            os.close(fd)
