@@ -126,6 +126,7 @@ def _share(load: Load, stages: tuple[str, ...]) -> float:
 def _faster(load: Load) -> str:
     if load.device.startswith("cpu"):
         return "a GPU, or more cores, would make it faster"
-    if load.precision == "float32":
-        return "try precision='bfloat16'"
-    return "try compile=True, or more devices"
+    if load.device.startswith("cuda"):
+        half = load.precision != "float32"
+        return "try compile=True, or more devices" if half else "try precision='bfloat16'"
+    return "more devices would make it faster"

@@ -36,6 +36,7 @@ def told(**changes):
     [
         (dict(busy=0.97, busy_whole=0.95), "device is the limit .97%.*precision='bfloat16'"),
         (dict(busy=0.97, busy_whole=0.95, precision="bfloat16"), "device is the limit.*compile"),
+        (dict(busy=0.97, busy_whole=0.95, device="mine"), "device is the limit.*more devices"),
         (dict(busy=0.97, busy_whole=0.95, device="cpu"), "device is the limit.*GPU"),
         ({}, "readers are behind .*idle for 50%.*threads per worker"),
         (dict(source_note="the source is striped"), "readers are behind.*: the source is striped"),
