@@ -70,7 +70,7 @@ def diagnose(load: Load) -> tuple[str, ...]:
     --------
     >>> load = Load(0.99, 0.97, 1.0, 50, 8, False, {}, "cuda:0", "float32")
     >>> diagnose(load)
-    ("the device is the limit (99 % busy): try precision='bfloat16'",)
+    ("the device is the limit (99% busy): try precision='bfloat16'",)
     """
     if not load.batches:
         return ()
