@@ -216,7 +216,11 @@ class Raster:
         self._check(window)
         if not cached:
             return self._decode(window)
-        return shared_cache().read(self._key, self._cells, window, self._decode)
+        try:
+            return shared_cache().read(self._key, self._cells, window, self._decode)
+        except RasterioIOError:
+            # Of a cell of several blocks, the broken one may be none of this window's.
+            return self._decode(window)
 
     def reader(self, window: Window) -> Callable[[Window], Pixels]:
         """Gives the pixels of windows inside this one, which will all be asked for.
