@@ -127,7 +127,7 @@ _MODEL_OPTIONS = (
 _PLAN_OPTIONS = (
     "window", "chunk", "tile", "halo", "overlap", "batch_size", "precision", "on_error",
     "overwrite", "blocksize", "compress", "level", "tol", "tta", "statistics", "device", "compile",
-    "reproducible",
+    "reproducible", "predictor", "max_z_error", "interleave", "sparse", "layout",
 )  # fmt: skip
 
 
@@ -205,8 +205,13 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--on-error", choices=("raise", "nodata"), default="raise")
     job.add_argument("--overwrite", action="store_true", help="replace an existing output")
     job.add_argument("--blocksize", type=_size, default="auto", metavar="PX")
-    job.add_argument("--compress", default="deflate")
-    job.add_argument("--level", type=int)
+    job.add_argument("--compress", default="auto", help="auto, deflate, zstd, lzw, lerc, none ...")
+    job.add_argument("--level", type=int, help="effort of the codec")
+    job.add_argument("--predictor", type=_size, default="auto", metavar="auto|1|2|3")
+    job.add_argument("--max-z-error", type=float, default=0.0, help="that lerc may make")
+    job.add_argument("--interleave", choices=("pixel", "band"), default="pixel")
+    job.add_argument("--sparse", action="store_true", help="leave out blocks that are all nodata")
+    job.add_argument("--layout", choices=("strict", "append"), default="strict")
     model = parser.add_argument_group("model", "replace what a .pt2 says of itself")
     model.add_argument("--weights", metavar="FILE", help="for a factory")
     for name in ("bands", "class-names", "class-colors"):

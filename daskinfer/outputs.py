@@ -81,7 +81,7 @@ class Outputs:
 
     def finish(self, failures: Sequence[Failure]) -> None:
         """Turn the work file into the output."""
-        self.work.finish(self.plan.output)
+        self.work.finish(self.plan.output, self.plan.layout)
         # What the output lacks stays written beside it.
         lacking = Path(f"{self.plan.output}.failed.jsonl")
         if failures:

@@ -68,6 +68,8 @@ class Plan:
         What becomes of a chunk that fails for good.
     overwrite : bool
         Whether an existing output or partial output is replaced.
+    layout : {"strict", "append"}
+        Order of the blocks in the output.
     """
 
     source: Source
@@ -79,6 +81,7 @@ class Plan:
     seam: SeamError | None = None
     on_error: OnError = "raise"
     overwrite: bool = False
+    layout: Literal["strict", "append"] = "strict"
 
     @property
     def tiling(self) -> Tiling:
@@ -167,8 +170,13 @@ def plan(
     on_error: OnError = "raise",
     overwrite: bool = False,
     blocksize: int | Literal["auto"] = "auto",
-    compress: str = "deflate",
+    compress: str = "auto",
     level: int | None = None,
+    predictor: int | Literal["auto"] = "auto",
+    max_z_error: float = 0.0,
+    interleave: Literal["pixel", "band"] = "pixel",
+    sparse: bool = False,
+    layout: Literal["strict", "append"] = "strict",
 ) -> Plan:
     """Decide and check everything about a run without running it.
 
@@ -220,10 +228,13 @@ def plan(
         Replace an existing output, or start a partial one again.
     blocksize : int or "auto"
         Side of the output's storage blocks, a multiple of 16.
-    compress : str, default "deflate"
-        Codec of the blocks.
-    level : int, optional
-        Effort of the codec.
+    compress : str, default "auto"
+        Codec of the blocks; "auto" is deflate for classes and zstd for floats.
+    level, predictor, max_z_error, interleave, sparse
+        Of the codec and of the file, as for `daskinfer.cog.CogSpec`.
+    layout : {"strict", "append"}
+        "strict" copies the blocks into the order of GDAL's own COGs at the end, which needs the
+        space of the file twice for a moment; "append" leaves them in the order in which they came.
 
     Returns
     -------
@@ -256,6 +267,8 @@ def plan(
     path = check_output(os.fspath(output), source, overwrite)
     if on_error not in ("raise", "nodata"):
         raise ValueError(f"on_error must be 'raise' or 'nodata', got {on_error!r}")
+    if layout not in ("strict", "append"):
+        raise ValueError(f"layout must be 'strict' or 'append', got {layout!r}")
     recipe = replaced(load_model(model), precision=precision, tta=tta, compile=compile)
     raster = pick_bands(source_of(source, window=window), recipe)
     recipe = with_statistics(raster, recipe, statistics)
@@ -273,8 +286,12 @@ def plan(
         blocksize=block,
         compress=compress.lower(),
         level=level,
+        predictor=predictor,
+        max_z_error=max_z_error,
+        interleave=interleave,
+        sparse=sparse,
     )
-    return Plan(raster, recipe, path, inference, field, cog, seam, on_error, overwrite)
+    return Plan(raster, recipe, path, inference, field, cog, seam, on_error, overwrite, layout)
 
 
 def replaced(model: Model, **spec: Any) -> Model:

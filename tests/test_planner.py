@@ -408,3 +408,25 @@ def test_strips_beyond_any_cache_are_warned_of_with_the_cure(tmp_path):
     widest = striped(tmp_path / "widest.tif", 200_000)
     with pytest.warns(UserWarning, match="stored in strips.*gdal_translate .*-of COG"):
         di.plan(widest, seeded(N3, 6), tmp_path / "o.tif", tile=512)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": "any"}, "layout must be 'strict' or 'append'"),
+        ({"interleave": "line"}, "interleave"),
+        ({"compress": "webp"}, "webp"),
+        ({"predictor": 3}, "predictor"),
+    ],
+)
+def test_options_of_the_file_that_do_not_go_together_are_refused(
+    source, tmp_path, model, options, message
+):
+    with pytest.raises(ValueError, match=message):
+        di.plan(source, model, tmp_path / "o.tif", **options)
+
+
+def test_classes_are_deflated_and_floats_are_zstd_unless_said(source, tmp_path, model):
+    assert di.plan(source, model, tmp_path / "o.tif").cog.compress == "deflate"
+    values = model.patch(output="values")
+    assert di.plan(source, values, tmp_path / "o.tif").cog.compress == "zstd"
