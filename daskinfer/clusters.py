@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Any
 
+from dask.system import CPU_COUNT
 from distributed import Client
 
 __all__ = ["cluster"]
@@ -51,7 +51,7 @@ def cluster(kind: str = "local", **options: Any) -> Client:
         raise ValueError(f"cluster {kind!r}: pass 'local', 'processes' or a scheduler's address")
     defaults: dict[str, Any] = {
         "processes": kind == "processes",
-        "n_workers": 1 if kind == "local" else max(1, (os.cpu_count() or 1) // 2),
+        "n_workers": 1 if kind == "local" else max(1, CPU_COUNT // 2),
         "threads_per_worker": _THREADS,
         "dashboard_address": f":{_free_port()}",
     }

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import cloudpickle
 import rasterio
+from dask.system import CPU_COUNT
 from distributed import WorkerPlugin, get_worker
 
 from .actor import InferenceActor
@@ -271,7 +272,7 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
     def setup(self, worker: object) -> None:
         """Called on the event loop of each worker: only notes what to open later."""
         host = str(getattr(worker, "ip", ""))
-        threads = max(1, (os.cpu_count() or 1) // max(1, self._neighbours.get(host, 1)))
+        threads = max(1, CPU_COUNT // max(1, self._neighbours.get(host, 1)))
         with _stations_lock:
             if self.name not in _stations:
                 _stations[self.name] = _Station(self._plan, self._shipped, threads, self._tracing)

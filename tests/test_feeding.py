@@ -10,6 +10,7 @@ from typing import ClassVar
 import cloudpickle
 import numpy as np
 import pytest
+import rasterio
 import torch
 from distributed import Client, Scheduler, SpecCluster, Worker
 
@@ -248,7 +249,6 @@ def test_a_device_without_memory_for_one_tile_fails_the_run_with_advice(tmp_path
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_results_agree_for_all_batch_sizes(tmp_path, one_worker, batch_size):
-    import rasterio
 
     source = scene(tmp_path)
     net = seeded(N3)
@@ -262,7 +262,6 @@ def test_results_agree_for_all_batch_sizes(tmp_path, one_worker, batch_size):
 def test_reproducible_runs_are_equal_bit_for_bit_whatever_the_workers(
     tmp_path, one_worker, two_workers
 ):
-    import rasterio
 
     source = scene(tmp_path)
     model = di.load_model(seeded(N3), scale=1e-4, output="values")
@@ -335,3 +334,24 @@ def test_an_unknown_device_is_refused_by_name(tmp_path, device):
 def test_a_device_that_is_no_device_is_refused(tmp_path):
     with pytest.raises(TypeError, match="device must be"):
         di.plan(scene(tmp_path), seeded(N3), tmp_path / "o.tif", device=7)
+
+
+class Threads(torch.nn.Module):
+    """Says everywhere how many threads torch may use."""
+
+    def forward(self, x):
+        return x[:, :1] * 0 + torch.get_num_threads()
+
+
+@pytest.mark.parametrize("clients", ["one_worker", "two_workers"])
+def test_the_worker_processes_of_a_host_share_its_cores(tmp_path, request, clients):
+    from dask.system import CPU_COUNT
+
+    client = request.getfixturevalue(clients)
+    processes = {"one_worker": 1, "two_workers": 2}[clients]
+    di.run(
+        scene(tmp_path), di.load_model(Threads(), output="values", bands=["1", "2"]),
+        tmp_path / "o.tif", client=client, chunk=64,
+    )  # fmt: skip
+    with rasterio.open(tmp_path / "o.tif") as dataset:
+        assert set(np.unique(dataset.read())) == {max(1, CPU_COUNT // processes)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -197,12 +196,13 @@ def _model_alone(job: Job) -> Callable[[], object]:
     """All batches of the run, on pixels that are in memory."""
     import numpy as np
     import torch
+    from dask.system import CPU_COUNT
 
     from daskinfer.infer import make_device
 
     inference = job.plan.inference
     # As a worker has it that shares the machine with no other.
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(CPU_COUNT)
     device = make_device(inference)
     tiles = [tile.window for tile in inference.tiling.tiles_of((0, 0))]
     batch = device.allocate((inference.batch_size, *inference.tile_shape), inference.dtype)
