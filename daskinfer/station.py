@@ -384,5 +384,6 @@ def _share_cores(threads: int) -> None:
     """Give torch its share of the cores: a nanny leaves it 1, an in-process worker all of them."""
     import torch
 
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+    # Also where this thread has so many already: the number is that of each thread, and threads to
+    # come, as the actor's, take the one that was set last.
+    torch.set_num_threads(threads)
