@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import threading
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -29,7 +28,9 @@ from rasterio.errors import RasterioIOError
 from .blockcache import Cells, cache_limit, shared_cache
 from .display import bytes_text
 from .grid import Grid
+from .handles import Sign, drop_handle, handle, identity_of, open_dataset
 from .pixels import Array, Mask, Pixels, cutter, valid_pixels
+from .remote import UnreachableError, environment, is_remote, patiently
 from .tiling import Span, Window
 
 __all__ = [
@@ -46,11 +47,9 @@ __all__ = [
 
 Bands = Sequence[str | int] | None
 
-_HANDLES_PER_THREAD = 8
 # How much of the blocks of a chunk a cache must hold, see `Raster.cache_bytes`.
 _LIVE = 2 / 3
 _STRIPS = 1.3
-_local = threading.local()
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,8 @@ class Raster:
     opened : str
         Names this description.  Decoded blocks are shared under it: URLs, and the files behind a
         VRT, have no time of their own here, and are read anew by who opens them anew.
+    sign : callable or None
+        Gives the address to open for `path`, in the thread that opens it.
     """
 
     path: str
@@ -102,6 +103,7 @@ class Raster:
     identity: str
     extent: tuple[int, int]
     opened: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
+    sign: Sign | None = field(default=None, compare=False)
 
     def __dask_tokenize__(self) -> object:
         return type(self).__qualname__, self.identity, self.indexes, self.nodata, repr(self.grid)
@@ -160,7 +162,7 @@ class Raster:
     def changed(self) -> bool:
         """Whether the file is another one than was described."""
         # What follows the file's identity tells of the window.
-        return not f"{self.identity}|".startswith(f"{_identity(self.path)}|")
+        return not f"{self.identity}|".startswith(f"{identity_of(self.path)}|")
 
     def select(self, bands: Bands) -> Raster:
         """The raster with these bands only, in this order."""
@@ -218,6 +220,8 @@ class Raster:
             return self._decode(window)
         try:
             return shared_cache().read(self._key, self._cells, window, self._decode)
+        except UnreachableError:
+            raise
         except RasterioIOError:
             # Of a cell of several blocks, the broken one may be none of this window's.
             return self._decode(window)
@@ -260,11 +264,21 @@ class Raster:
         return self._read(window, window.shape)
 
     def _read(self, window: Window, shape: tuple[int, int]) -> Pixels:
+        if not is_remote(self.path):
+            return self._read_once(window, shape)
+        return patiently(
+            partial(self._read_once, window, shape),
+            self.path,
+            f"window (row, col, height, width) = {window.bounds()}",
+            partial(drop_handle, self.path, self.opened),
+        )
+
+    def _read_once(self, window: Window, shape: tuple[int, int]) -> Pixels:
         row, col = window.origin
         area = rasterio.windows.Window(
             col + self.origin[1], row + self.origin[0], window.shape[1], window.shape[0]
         )
-        dataset = _handle(self.path, self.opened)
+        dataset = handle(self.path, self.opened, self.sign)
         data = _read(dataset, self.indexes, self.dtype, area, shape)
         if data.shape != (len(self.indexes), *shape):
             raise RasterioIOError(
@@ -284,12 +298,16 @@ def describe(
     nodata: float | None = None,
     window: tuple[int, int, int, int] | None = None,
     mask: bool = True,
+    sign: Sign | None = None,
 ) -> Raster:
     """Read a raster's metadata into a `Raster`; parameters and errors as of `open_raster`."""
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"source must be a path, a URL or a DataArray, got {type(source).__name__}")
     path = os.fspath(source)
-    with _open(path) as dataset:
+    with (
+        environment(path) if is_remote(path) else nullcontext(),
+        open_dataset(path, sign) as dataset,
+    ):
         numbers = _data_bands(dataset)
         raster = Raster(
             path=path,
@@ -303,8 +321,9 @@ def describe(
             offsets=tuple(float(dataset.offsets[n - 1]) for n in numbers),
             block=tuple(dataset.block_shapes[0]),
             mask=_mask_kind(dataset) if mask else None,
-            identity=_identity(path),
+            identity=identity_of(path),
             extent=dataset.shape,
+            sign=sign,
         )
     raster = raster.select(bands)
     if window is None:
@@ -388,39 +407,6 @@ def window_of(bounds: tuple[int, int, int, int], grid: Grid) -> Window:
             f"{grid.height} x {grid.width} px"
         )
     return window
-
-
-def _open(path: str) -> rasterio.DatasetReader:
-    try:
-        # sharing=False: GDAL would hand the same handle to every thread that opens this path.
-        return rasterio.open(path, sharing=False)
-    except RasterioIOError as error:
-        if "://" not in path and not path.startswith("/vsi") and not os.path.exists(path):
-            raise FileNotFoundError(f"source {path!r}: no such file") from error
-        raise ValueError(f"source {path!r} is not a raster that GDAL opens: {error}") from error
-
-
-def _handle(path: str, opened: str) -> rasterio.DatasetReader:
-    """This thread's own open dataset."""
-    handles: OrderedDict[str, rasterio.DatasetReader] | None = getattr(_local, "handles", None)
-    if handles is None:
-        handles = _local.handles = OrderedDict()
-    key = f"{_identity(path)}|{opened}"
-    if key not in handles:
-        handles[key] = _open(path)
-        if len(handles) > _HANDLES_PER_THREAD:
-            handles.popitem(last=False)[1].close()
-    handles.move_to_end(key)
-    return handles[key]
-
-
-def _identity(path: str) -> str:
-    try:
-        status = os.stat(path)
-    except OSError:
-        # A URL, or a driver's own name for a subdataset.
-        return path
-    return f"{os.path.abspath(path)}|{status.st_size}|{status.st_mtime_ns}"
 
 
 def _dtype(dataset: rasterio.DatasetReader, numbers: Sequence[int], path: str) -> str:

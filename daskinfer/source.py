@@ -15,6 +15,7 @@ import xarray as xr
 from dask.base import tokenize
 
 from .grid import Grid, grid_of
+from .handles import Sign
 from .pixels import Array, Mask, Pixels, cutter, valid_pixels
 from .raster import Bands, Raster, describe, find_bands, window_of
 from .tiling import Span, Window
@@ -217,6 +218,7 @@ def open_raster(
     nodata: float | None = None,
     window: tuple[int, int, int, int] | None = None,
     mask: bool = True,
+    sign: Sign | None = None,
 ) -> xr.DataArray:
     """Open a raster lazily.
 
@@ -235,6 +237,10 @@ def open_raster(
         ``(row, col, height, width)`` in pixels.
     mask : bool, default True
         Honour nodata, NaN, alpha and mask bands; False takes every pixel as valid.
+    sign : callable, optional
+        For URLs that expire: gives the address to open for `source`.  It is called by the worker
+        that reads, whenever it opens the file, also when a read has failed.  A function of a
+        module that workers can import.
 
     Returns
     -------
@@ -261,7 +267,7 @@ def open_raster(
     """
     if isinstance(source, xr.DataArray):
         return _opened(source, bands, chunks, nodata, window, mask)
-    raster = describe(source, bands=bands, nodata=nodata, window=window, mask=mask)
+    raster = describe(source, bands=bands, nodata=nodata, window=window, mask=mask, sign=sign)
     sides = _chunk_sides(raster, chunks)
     return _lazy(raster, sides, mask)
 

@@ -147,10 +147,14 @@ class StoppedError(Exception):
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    try:
-        return bytes(cloudpickle.dumps(error))
-    except Exception:
-        return None
+    """The error as it is where it can be loaded again, else without what led to it."""
+    for make in (lambda: error, lambda: type(error)(*error.args)):
+        with contextlib.suppress(Exception):
+            payload = bytes(cloudpickle.dumps(make()))
+            # GDAL's own errors, as a cause, are pickled and cannot be loaded.
+            cloudpickle.loads(payload)
+            return payload
+    return None
 
 
 def _causes(error: BaseException) -> str:

@@ -1,0 +1,178 @@
+"""Remote files whose server fails now and then, or always, or wants addresses that expire."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import rasterio
+
+import daskinfer as di
+from conftest import Pixel, noise, write_raster
+from daskinfer import remote
+from daskinfer.monitor import RunStarted
+from daskinfer.raster import describe
+from daskinfer.remote import UnreachableError, environment, is_remote
+from faultserver import faulty, sign
+from sources import everything, window
+
+RAW = noise(2, 600, 600)
+JOB = {"tile": 128, "chunk": 128, "blocksize": 128}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """Failures that follow each other without the pauses of real ones, and caches that are new."""
+    monkeypatch.setenv("GDAL_HTTP_RETRY_DELAY", "0.01")
+    monkeypatch.setattr(remote, "_DELAY", 0.01)
+    remote._lost.clear()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiled = {"tiled": True, "blockxsize": 128, "blockysize": 128, "compress": "deflate"}
+    write_raster(tmp_path / "scene.tif", RAW, **tiled)
+    return tmp_path
+
+
+def faults(folder):
+    file = folder / "faults"
+    return int(file.read_text()) if file.exists() else 0
+
+
+def fail(folder):
+    """Have the server fail from now on."""
+    (folder / "broken").touch()
+
+
+def result(path):
+    with rasterio.open(path) as dataset:
+        return dataset.read()
+
+
+@pytest.mark.parametrize("code", ["503", "reset"])
+def test_every_third_request_may_fail(folder, one_worker, code):
+    model = di.load_model(Pixel(), output="values")
+    fail(folder)
+    with faulty(folder, code=code, every=3) as url:
+        report = di.run(f"{url}/scene.tif", model, folder / "o.tif", client=one_worker, **JOB)
+    assert faults(folder) > 3
+    assert report.complete
+    assert np.array_equal(result(folder / "o.tif"), RAW.astype(np.float32))
+
+
+def test_a_failure_that_outlasts_gdals_own_patience_is_tried_with_a_new_handle(folder):
+    with faulty(folder, code="503", most=6) as url:
+        raster = describe(f"{url}/scene.tif")
+        fail(folder)
+        pixels = raster.read(window(0, 0, 256, 256))
+    assert faults(folder) == 6  # more than the 4 requests of one handle
+    assert np.array_equal(pixels.data, RAW[:, :256, :256])
+
+
+def test_a_file_that_could_not_be_opened_is_not_remembered_as_missing(folder, monkeypatch):
+    monkeypatch.setenv("GDAL_HTTP_MAX_RETRY", "0")
+    fail(folder)
+    with faulty(folder, code="503") as url:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="503"):
+                describe(f"{url}/scene.tif")
+        (folder / "broken").unlink()
+        assert np.array_equal(everything(describe(f"{url}/scene.tif")).data, RAW)
+
+
+@pytest.mark.parametrize("code", ["503", "reset"])
+def test_a_server_that_always_fails_is_an_error_with_address_and_window(folder, one_worker, code):
+    model = di.load_model(Pixel(), output="values")
+
+    def tell(event):
+        if isinstance(event, RunStarted):
+            fail(folder)
+
+    with faulty(folder, code=code) as url:
+        with pytest.raises(di.InferenceError) as caught:
+            di.run(
+                f"{url}/scene.tif", model, folder / "o.tif", client=one_worker,
+                callbacks=[tell], **JOB,
+            )  # fmt: skip
+        assert f"{url}/scene.tif: window (row, col, height, width) = (" in str(caught.value)
+    assert isinstance(caught.value.__cause__, UnreachableError)
+    assert not (folder / "o.tif").exists()
+    # No silent nodata: what is in the file is right.
+    partial = result(folder / "o.tif.partial")
+    there = ~np.isnan(partial)
+    assert np.array_equal(partial[there], RAW[there])
+
+
+def test_a_file_that_was_given_up_is_not_waited_for_again(folder):
+    with faulty(folder, code="503") as url:
+        raster = describe(f"{url}/scene.tif")
+        fail(folder)
+        with pytest.raises(UnreachableError, match="in 4 tries"):
+            raster.read(window(0, 0, 128, 128))
+        before = faults(folder)
+        with pytest.raises(UnreachableError, match="in 1 tries"):
+            raster.read(window(0, 0, 128, 128))
+        assert faults(folder) <= before + 2
+
+
+def test_addresses_are_signed_where_and_when_they_are_read(folder, two_workers, monkeypatch):
+    log = folder / "signed"
+    monkeypatch.setenv("SIGNED_LOG", str(log))
+
+    def tell(path, tests):
+        import os
+        import sys
+
+        os.environ["SIGNED_LOG"] = path
+        sys.path.insert(0, tests)
+
+    two_workers.run(tell, str(log), __file__.rpartition("/")[0])
+    model = di.load_model(Slow(), output="values")
+    with faulty(folder, signed=True) as url:
+        scene = di.open_raster(f"{url}/scene.tif", sign=sign)
+        start = time.monotonic()
+        report = di.run(scene, model, folder / "o.tif", client=two_workers, batch_size=1, **JOB)
+        # Several times as long as an address is good for.
+        assert time.monotonic() - start > 2
+    assert report.complete
+    signers = log.read_text().split()
+    assert len(signers) > 3
+    assert {str(pid) for pid in two_workers.run(_pid).values()} <= set(signers)
+    assert np.array_equal(result(folder / "o.tif"), RAW.astype(np.float32))
+
+
+def _pid():
+    import os
+
+    return os.getpid()
+
+
+class Slow(Pixel):
+    """Takes its time, so that addresses expire during the run."""
+
+    def forward(self, x):
+        time.sleep(0.25)
+        return x
+
+
+def test_which_paths_are_remote(tmp_path):
+    local, mosaic = tmp_path / "a.vrt", tmp_path / "b.vrt"
+    local.write_text("<SourceFilename>/data/a.tif</SourceFilename>")
+    mosaic.write_text("<SourceFilename>/vsicurl/http://host/a.tif</SourceFilename>")
+    remote_ones = ["https://h/a.tif", "s3://b/a.tif", "/vsicurl/http://h/a.tif", str(mosaic)]
+    assert [is_remote(path) for path in remote_ones] == [True] * 4
+    assert [is_remote(p) for p in ["a.tif", "file:///a.tif", str(local), "/vsizip/a.zip"]] == [
+        False
+    ] * 4
+
+
+def test_the_users_own_settings_come_first(monkeypatch):
+    monkeypatch.delenv("GDAL_HTTP_RETRY_DELAY")
+    monkeypatch.setenv("GDAL_HTTP_MAX_RETRY", "7")
+    with rasterio.Env(GDAL_HTTP_RETRY_DELAY=9), environment("https://host:80/a.tif"):
+        options = rasterio.env.getenv()
+    assert options["GDAL_HTTP_RETRY_DELAY"] == 9
+    assert "GDAL_HTTP_MAX_RETRY" not in options
+    assert options["CPL_VSIL_CURL_NON_CACHED"] == "/vsicurl/https://host"
