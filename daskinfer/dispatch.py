@@ -26,6 +26,8 @@ TASK_SECONDS = 0.3
 MOST = 64
 # Tasks submitted per thread: one that runs and one that waits for it to end.
 _IN_FLIGHT_PER_THREAD = 2
+# Part of the tasks in flight that is submitted at once, at least, on large clusters.
+_WAVE = 8
 _THREADS_EVERY = 5.0  # seconds between looks at how many threads the cluster has
 
 
@@ -191,7 +193,10 @@ class Dispatch:
         if time.monotonic() - self._looked > _THREADS_EVERY:
             self._threads, self._looked = self.workers(), time.monotonic()
         lanes = max(1, sum(self._threads.values()))
-        room = (_IN_FLIGHT_PER_THREAD * lanes if most is None else most) - len(self._flying)
+        limit = _IN_FLIGHT_PER_THREAD * lanes if most is None else most
+        room = limit - len(self._flying)
+        if self._flying and room * _WAVE < limit:
+            return 0
         groups: list[tuple[int, ...]] = []
         while self._again and room > 0:
             number, avoid = self._again.popleft()

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import cloudpickle
 import rasterio
@@ -148,7 +149,8 @@ class StoppedError(Exception):
 
 def _pickled(error: BaseException) -> bytes | None:
     """The error as it is where it can be loaded again, else without what led to it."""
-    for make in (lambda: error, lambda: type(error)(*error.args)):
+    kind: Any = type(error)
+    for make in (lambda: error, lambda: kind(*error.args)):
         with contextlib.suppress(Exception):
             payload = bytes(cloudpickle.dumps(make()))
             # GDAL's own errors, as a cause, are pickled and cannot be loaded.
