@@ -18,7 +18,7 @@ from .grid import grid_of
 from .infer import infer_chunk, using_actor
 from .inference import Inference
 from .model import Model, ModelBytes, load_model
-from .objectstore import check_writable, is_object, local_path
+from .objectstore import is_object, local_path
 from .pixels import Array, Mask, Pixels
 from .planner import check_output, cog_spec, replaced
 from .seam import calibrate
@@ -108,9 +108,9 @@ def write_cog(
     *,
     overwrite: bool = False,
     blocksize: int = 512,
-    compress: str = "deflate",
-    level: int | None = None,
+    compress: str = "auto",
     compute: bool = True,
+    **options: Any,
 ) -> Storing | None:
     """Write a DataArray block by block as a Cloud Optimized GeoTIFF.
 
@@ -126,10 +126,13 @@ def write_cog(
         (``s3://bucket/name.tif``), for which the file grows in Dask's ``temporary-directory``.
     overwrite : bool, default False
         Replace an existing file or object.
-    blocksize, compress, level
+    blocksize, compress
         As for `plan`.
     compute : bool, default True
         False: return a Dask `Delayed` that writes the file when it is computed.
+    **options
+        ``level``, ``predictor``, ``max_z_error``, ``interleave``, ``sparse`` and ``statistics`` of
+        `daskinfer.cog.CogSpec`.
 
     Returns
     -------
@@ -154,12 +157,10 @@ def write_cog(
     """
     name = os.fspath(path)
     url = name if is_object(name) else None
-    if url is not None:
-        check_writable(url, overwrite)
-        name = local_path(url)
-    output = check_output(name, None, overwrite or url is not None)
+    check_output(name, None, overwrite)
+    output = name if url is None else local_path(url)
     source = ArraySource(prediction)
-    spec = _spec_of(prediction, source, blocksize=blocksize, compress=compress, level=level)
+    spec = _spec_of(prediction, source, blocksize=blocksize, compress=compress, **options)
     storing = store_cog(source.data.astype(spec.dtype), spec, output, url)
     if not compute:
         return storing

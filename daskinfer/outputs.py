@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .cog import WorkFile, encode_chunk
 from .ledger import Failure, Ledger
+from .objectstore import is_object, local_path, upload
 from .planner import Plan
 from .raster import Raster
 
@@ -21,7 +22,16 @@ __all__ = ["Outputs", "work_path"]
 
 def work_path(plan: Plan) -> str:
     """The file that holds the output while it grows."""
-    return f"{plan.output}.partial"
+    return f"{_local(plan)}.partial"
+
+
+def _local(plan: Plan) -> str:
+    """The finished file, before it is sent where the output is an object."""
+    return local_path(plan.output) if is_object(plan.output) else plan.output
+
+
+def _kept_path(path: str) -> str:
+    return f"{path}.kept"
 
 
 @dataclass
@@ -42,6 +52,9 @@ class Outputs:
         other is never gone on with.
         """
         path = work_path(plan)
+        if os.path.exists(_kept_path(path)):
+            # Killed while the finished output was sent.
+            os.replace(_kept_path(path), path)
         with Ledger(f"{path}.jsonl") as ledger:
             if plan.overwrite or not os.path.exists(path):
                 Path(path).unlink(missing_ok=True)
@@ -79,16 +92,39 @@ class Outputs:
             self.broken.discard(number)
             self.ledger.mended(number)
 
-    def finish(self, failures: Sequence[Failure]) -> None:
-        """Turn the work file into the output."""
-        self.work.finish(self.plan.output, self.plan.layout)
+    def finish(self, failures: Sequence[Failure]) -> int:
+        """Turn the work file into the output; returns its bytes."""
+        local = _local(self.plan)
+        with self._kept() if is_object(self.plan.output) else contextlib.nullcontext():
+            self.work.finish(local, self.plan.layout)
+            size = os.path.getsize(local)
+            if is_object(self.plan.output):
+                try:
+                    upload(local, self.plan.output)
+                finally:
+                    os.unlink(local)
         # What the output lacks stays written beside it.
-        lacking = Path(f"{self.plan.output}.failed.jsonl")
+        lacking = Path(f"{local}.failed.jsonl")
         if failures:
             os.replace(self.ledger.path, lacking)
         else:
             lacking.unlink(missing_ok=True)
             self.ledger.remove()
+        return size
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Have the work file back if the output cannot be sent: the next run only sends it then."""
+        path = work_path(self.plan)
+        kept = _kept_path(path)
+        Path(kept).unlink(missing_ok=True)
+        os.link(path, kept)
+        try:
+            yield
+        except BaseException:
+            os.replace(kept, path)
+            raise
+        os.unlink(kept)
 
     def _finished(self) -> NDArray[np.bool_]:
         inference, tiling = self.plan.inference, self.plan.tiling

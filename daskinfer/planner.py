@@ -29,6 +29,7 @@ from .forward import OutputFormat
 from .grid import Grid
 from .inference import Inference
 from .model import Model, load_model
+from .objectstore import check_writable, is_object, local_path
 from .raster import layout_warning
 from .seam import SeamError, calibrate
 from .settle import Choice, Halo, Size, pick_bands, settle
@@ -185,8 +186,10 @@ def plan(
     source : path, URL or DataArray
         As for `open_raster`.
     model : Model or anything that `load_model` takes
-    output : path
-        The COG to write; ``<output>.partial`` holds it while it grows.
+    output : path or URL
+        The COG to write; ``<output>.partial`` holds it while it grows.  An object
+        (``s3://bucket/name.tif``, extra ``s3``) grows in Dask's ``temporary-directory``, on a file
+        system that all workers share, and appears when it is complete.
     window : tuple of int, optional
         ``(row, col, height, width)`` of the source in pixels.
     chunk : int, tuple of int or "auto"
@@ -339,6 +342,11 @@ def check_output(path: str, source: Any, overwrite: bool) -> str:
     """The output's path, if it can be written; errors as of `plan`."""
     if Path(path).suffix.lower() not in (".tif", ".tiff"):
         raise ValueError(f"output {path!r}: daskinfer writes GeoTIFF, name it .tif")
+    if is_object(path):
+        check_writable(path, overwrite)
+        # Where it grows; what an earlier run left there is not the output.
+        check_output(local_path(path), source, overwrite=True)
+        return path
     folder = Path(path).absolute().parent
     if not folder.is_dir():
         raise FileNotFoundError(f"output folder {str(folder)!r} does not exist: make it first")

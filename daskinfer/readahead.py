@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -123,7 +123,9 @@ class ReadAhead:
             elif hungry and not (full or early):
                 self._depth = min(self._most, self._depth + 1)
 
-    def stream(self, read: Callable[[W], P], windows: Iterable[W]) -> Iterator[P]:
+    def stream(
+        self, read: Callable[[W], P], windows: Iterable[W]
+    ) -> Generator[P, None, None]:
         """Read windows in order.
 
         Parameters

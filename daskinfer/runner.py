@@ -212,8 +212,8 @@ class _Driver:
                 raise
             finally:
                 dispatch.cancel()
-        self.outputs.finish(self.failures)
-        report = self._report(chunks - count, time.perf_counter() - start)
+        size = self.outputs.finish(self.failures)
+        report = self._report(chunks - count, time.perf_counter() - start, size)
         self._emit(RunFinished(report))
         return report
 
@@ -347,7 +347,7 @@ class _Driver:
         tiling = self.plan.tiling
         return tiling.chunk_at(tiling.index_of(number)).window.bounds()
 
-    def _report(self, resumed: int, seconds: float) -> Report:
+    def _report(self, resumed: int, seconds: float, file_bytes: int) -> Report:
         last = self.metrics.values()
         metrics = [result.metrics for result in last]
         elapsed = sum(m.elapsed for m in metrics)
@@ -378,7 +378,7 @@ class _Driver:
             retries=self.retries,
             nonfinite=self.nonfinite,
             failures=tuple(self.failures),
-            file_bytes=os.path.getsize(self.plan.output),
+            file_bytes=file_bytes,
         )
 
 

@@ -20,6 +20,7 @@ import rioxarray  # noqa: F401
 
 import daskinfer as di
 from cogs import assert_valid, spec_of
+from conftest import N3, noise, seeded, write_raster
 from daskinfer import objectstore
 from daskinfer.objectstore import check_writable, is_object, local_path, upload
 from test_store import numbered, scene
@@ -307,3 +308,59 @@ def test_write_cog_keeps_nothing_when_the_upload_fails(store, tmp_path):
     assert os.listdir(tmp_path) == []
     assert store.names() == []
     assert store.unfinished() == []
+
+
+# ---- runs ------------------------------------------------------------------------------------
+
+
+def job(tmp_path):
+    source = write_raster(tmp_path / "scene.tif", noise(2, 150, 130))
+    return source, seeded(N3)
+
+
+def downloaded(store, tmp_path, name="o.tif"):
+    path = tmp_path / "downloaded.tif"
+    path.write_bytes(store.ask("GET", f"/maps/{name}"))
+    with rasterio.open(path) as dataset:
+        return dataset.read()
+
+
+def test_a_run_to_an_object_is_the_run_to_a_file(store, tmp_path, one_worker):
+    source, net = job(tmp_path)
+    di.run(source, net, tmp_path / "local.tif", client=one_worker, tile=32, chunk=64)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    with dask.config.set({"temporary-directory": str(folder)}):
+        report = di.run(source, net, "s3://maps/o.tif", client=one_worker, tile=32, chunk=64)
+    assert report.output == "s3://maps/o.tif"
+    assert report.file_bytes == len(store.ask("GET", "/maps/o.tif"))
+    with rasterio.open(tmp_path / "local.tif") as dataset:
+        assert np.array_equal(downloaded(store, tmp_path), dataset.read())
+    assert list(folder.iterdir()) == []
+
+
+def test_a_run_whose_upload_failed_only_sends_when_it_is_run_again(store, tmp_path, one_worker):
+    source, net = job(tmp_path)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    options = {"client": one_worker, "tile": 32, "chunk": 64}
+    with dask.config.set({"temporary-directory": str(folder)}):
+        plan = di.plan(source, net, "s3://maps/o.tif", tile=32, chunk=64)
+        # 403 is not tried again.
+        store.refuse = lambda method, query: (
+            "403 Forbidden" if method == "PUT" and "partNumber" in query else None
+        )
+        with pytest.raises(PermissionError, match=r"s3://maps/o\.tif"):
+            di.run(plan, client=one_worker)
+        assert store.names() == []
+        store.refuse = lambda method, query: None
+        report = di.run(source, net, "s3://maps/o.tif", **options)
+    assert (report.tiles, report.resumed) == (0, report.chunks)
+    assert downloaded(store, tmp_path).shape == (1, 150, 130)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_plan_for_an_object_in_no_bucket_is_refused(store, tmp_path):
+    source, net = job(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no such bucket"):
+        di.plan(source, net, "s3://nowhere/o.tif")
