@@ -16,13 +16,14 @@ from .display import sides_text
 __all__ = ["main"]
 
 _INCOMPLETE = 3
+_TERMINATED = 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code, 0 only for a complete result.
 
     2 stands for arguments or input that were refused, 1 for a run that failed, 3 for one that ended
-    with chunks left nodata, 130 for Ctrl-C.
+    with chunks left nodata, 130 for Ctrl-C, 143 for SIGTERM.
     """
     arguments = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
@@ -32,6 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
+    except SystemExit as ending:
+        if ending.code != _TERMINATED:
+            raise
+        print("terminated; the same command goes on from here", file=sys.stderr)
+        return _TERMINATED
     except (OSError, ValueError, TypeError) as error:
         # The messages say what to type in Python.
         text = str(error).replace("overwrite=True", "--overwrite")
@@ -104,7 +110,7 @@ def _halo(arguments: argparse.Namespace) -> int:
 def _info(arguments: argparse.Namespace) -> int:
     from .info import describe_file
 
-    print(describe_file(arguments.path))
+    print(describe_file(arguments.path, arguments.map))
     return 0
 
 
@@ -164,6 +170,7 @@ def _parser() -> argparse.ArgumentParser:
 
     info = commands.add_parser("info", help="tell about an output, or about an unfinished one")
     info.add_argument("path", help="a raster, or OUTPUT.partial")
+    info.add_argument("--map", metavar="PNG", help="also draw the chunks of OUTPUT.partial")
     info.set_defaults(command=_info)
     return parser
 

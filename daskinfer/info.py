@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import rasterio
 
-from . import display, tiff
-from .ledger import read_ledger
+from . import display
+from .progress import read_progress, write_map
 
 __all__ = ["describe_file"]
 
 _PARTIAL = ".partial"
 
 
-def describe_file(path: str) -> str:
+def describe_file(path: str, picture: str | None = None) -> str:
     """A raster's size, grid, classes and overviews; of an unfinished output also how far it is.
 
     Parameters
     ----------
     path : str
         A raster, or the ``.partial`` file of a run.
+    picture : str, optional
+        PNG to write, a map of the chunks of an unfinished output; see
+        `daskinfer.progress.write_map`.
 
     Returns
     -------
@@ -34,7 +36,7 @@ def describe_file(path: str) -> str:
     FileNotFoundError
         If there is no such file.
     ValueError
-        If GDAL does not open it.
+        If GDAL does not open it, or a map is asked for of what is not an unfinished output.
     """
     if not Path(path).exists() and "://" not in path and not path.startswith("/vsi"):
         raise FileNotFoundError(f"{path!r}: no such file")
@@ -45,6 +47,11 @@ def describe_file(path: str) -> str:
         raise ValueError(f"{path!r} is not a raster that GDAL opens: {error}") from error
     if path.endswith(_PARTIAL):
         rows += _progress_rows(Path(path))
+    if picture is not None:
+        progress = read_progress(path) if path.endswith(_PARTIAL) else None
+        if progress is None:
+            raise ValueError(f"{path!r} is not the .partial file of a run with its ledger: no map")
+        write_map(progress, picture)
     return display.text_table(path, rows)
 
 
@@ -67,27 +74,24 @@ def _raster_rows(dataset: rasterio.DatasetReader) -> list[display.Row]:
 
 
 def _progress_rows(path: Path) -> list[display.Row]:
-    with path.open("rb") as file:
-        main = tiff.parse(lambda size, at: _read_at(file, at, size), first_only=True)[0]
-    counts = main[tiff.TILE_BYTE_COUNTS].ints()
-    done = int((counts > 0).sum())
-    left = "" if done < counts.size else "; run the same call again to finish the file"
-    rows = [("done", f"{done} of {counts.size} blocks ({done / counts.size:.0%}){left}")]
-    ledger = path.with_name(f"{path.name}.jsonl")
-    if not ledger.exists():
-        return rows
-    settings, failures = read_ledger(ledger)
-    rows += [("ledger", str(ledger)), ("failed", f"{len(failures)} chunks")]
-    rows += [(f"chunk {f.chunk}", f"{f.window} on {f.worker}: {f.error}") for f in failures]
-    return rows + _settings_rows(settings)
+    progress = read_progress(path)
+    if progress is None:
+        return [("ledger", f"none ({path}.jsonl): no run can go on with this file")]
+    total = progress.states.size
+    done = progress.count("done") + progress.count("skipped")
+    rows = [
+        ("done", f"{_chunks_text(done)} of {_chunks_text(total)} chunks ({done / total:.0%})"),
+        ("skipped", f"{_chunks_text(progress.count('skipped'))} of these, all nodata"),
+        ("failed", f"{len(progress.failures)} chunks"),
+        ("missing", f"{_chunks_text(progress.count('missing'))} chunks"),
+        ("to go on", "run the same call again"),
+        ("ledger", f"{path}.jsonl"),
+    ]
+    rows += [
+        (f"chunk {f.chunk}", f"{f.window} on {f.worker}: {f.error}") for f in progress.failures
+    ]
+    return [*rows, ("source", str(progress.settings["source"]).partition("|")[0])]
 
 
-def _settings_rows(settings: dict[str, Any] | None) -> list[display.Row]:
-    if settings is None:
-        return []
-    return [("source", str(settings["source"]).partition("|")[0])]
-
-
-def _read_at(file: Any, at: int, size: int) -> bytes:
-    file.seek(at)
-    return bytes(file.read(size))
+def _chunks_text(count: int) -> str:
+    return display.count_text(count)

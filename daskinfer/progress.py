@@ -1,0 +1,168 @@
+"""How far an unfinished output is, chunk by chunk: counts, and a map as a picture.
+
+All of it is read from the work file and its ledger, without the plan that made them, also while a
+run is writing.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rasterio
+from numpy.typing import NDArray
+from rasterio.errors import NotGeoreferencedWarning
+
+from . import tiff
+from .ledger import Failure, read_ledger
+from .tiling import AxisTiling
+
+__all__ = ["STATES", "Progress", "read_progress", "write_map"]
+
+STATES = ("missing", "done", "skipped", "failed")
+"""Of a chunk, by number.  Skipped: done, and all of it nodata."""
+
+_MISSING, _DONE, _SKIPPED, _FAILED = range(4)
+_COLORS = {
+    _MISSING: (70, 70, 70, 255),
+    _DONE: (52, 160, 88, 255),
+    _SKIPPED: (205, 222, 210, 255),
+    _FAILED: (214, 56, 44, 255),
+}
+# Where several chunks share a pixel of the map, the first of these that one of them has.
+_WORST = (_FAILED, _MISSING, _DONE, _SKIPPED)
+# Between the header and the one tile of nodata, as `daskinfer.cog` writes it.
+_SHARED = struct.Struct("<IQ")
+_LARGEST = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """State of an unfinished output.
+
+    Attributes
+    ----------
+    states : ndarray of uint8, shape (chunk rows, chunk columns)
+        Numbers into `STATES`.
+    failures : tuple of Failure
+    settings : dict
+        What the ledger says of the run.
+    """
+
+    states: NDArray[np.uint8]
+    failures: tuple[Failure, ...]
+    settings: dict[str, Any]
+
+    def count(self, state: str) -> int:
+        """Chunks in a state."""
+        return int(np.count_nonzero(self.states == STATES.index(state)))
+
+
+def read_progress(path: str | os.PathLike[str]) -> Progress | None:
+    """Read the state of an unfinished output.
+
+    Parameters
+    ----------
+    path : path
+        The ``.partial`` file.
+
+    Returns
+    -------
+    Progress or None
+        None where there is no ledger, which alone knows the chunks.
+    """
+    ledger = Path(f"{os.fspath(path)}.jsonl")
+    settings, failures = read_ledger(ledger) if ledger.exists() else (None, ())
+    if settings is None:
+        return None
+    counts, offsets, shared, block, size = _blocks(os.fspath(path))
+    starts = [
+        _block_starts(AxisTiling(**settings["tiling"][axis]), side, block)
+        for axis, side in zip("yx", size, strict=True)
+    ]
+    there = _all_of(counts > 0, starts)
+    empty = _all_of((counts > 0) & (offsets == shared), starts)
+    states = np.where(there, np.where(empty, _SKIPPED, _DONE), _MISSING).astype(np.uint8)
+    states.flat[[failure.chunk for failure in failures]] = _FAILED
+    return Progress(states, failures, settings)
+
+
+def write_map(progress: Progress, picture: str | os.PathLike[str]) -> None:
+    """Write a PNG of the chunk grid, a square per chunk in the colour of its state.
+
+    Missing is dark grey, done green, skipped light green, failed red.
+
+    Parameters
+    ----------
+    progress : Progress
+    picture : path
+        Up to 1024 px a side: the chunks of very large grids share pixels, which show the worst.
+    """
+    states = _thinned(progress.states)
+    states = states.repeat(side := max(1, _LARGEST // max(states.shape)), 0).repeat(side, 1)
+    profile = {"driver": "PNG", "height": states.shape[0], "width": states.shape[1], "count": 1}
+    with warnings.catch_warnings():
+        # A picture has no georeferencing to lose.
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)
+        with rasterio.open(picture, "w", dtype="uint8", **profile) as dataset:
+            dataset.write(states, 1)
+            dataset.write_colormap(1, _COLORS)
+    # GDAL leaves its statistics and the like beside a PNG.
+    Path(f"{os.fspath(picture)}.aux.xml").unlink(missing_ok=True)
+
+
+def _blocks(
+    path: str,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int, int, tuple[int, int]]:
+    """Byte count and offset of each block, that of the shared nodata, block side, raster size.
+
+    Of a file with planes, the counts are those of the plane with the least, so that a block counts
+    once all its planes are there.
+    """
+    with open(path, "rb") as file:
+
+        def read(size: int, at: int) -> bytes:
+            file.seek(at)
+            return file.read(size)
+
+        ifds = tiff.parse(read)
+        main, block = ifds[0], int(ifds[0][tiff.TILE_WIDTH].ints()[0])
+        shapes = [tiff.shape_of(ifd) for ifd in ifds]
+        layout = tiff.plan_layout(main, shapes, block, tiff.WORK_GHOST)
+    rows, cols = (-(-side // block) for side in shapes[0])
+    counts = np.asarray(main[tiff.TILE_BYTE_COUNTS].ints()).astype(np.int64)
+    offsets = np.asarray(main[tiff.TILE_OFFSETS].ints()).astype(np.int64)
+    return (
+        counts.reshape(-1, rows, cols).min(axis=0),
+        offsets.reshape(-1, rows, cols).max(axis=0),
+        layout.data_start + _SHARED.size,
+        block,
+        shapes[0],
+    )
+
+
+def _block_starts(axis: AxisTiling, size: int, block: int) -> list[int]:
+    """First block of each chunk on an axis of the output, which may have another scale."""
+    side = round(axis.chunk * size / axis.size / block)
+    return [k * side for k in range(axis.chunks)]
+
+
+def _all_of(blocks: NDArray[np.bool_], starts: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+    down = np.logical_and.reduceat(blocks, starts[0], axis=0)
+    return np.asarray(np.logical_and.reduceat(down, starts[1], axis=1))
+
+
+def _thinned(states: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    step = -(-max(states.shape) // _LARGEST)
+    if step == 1:
+        return states
+    rank = np.argsort(_WORST)[states]
+    for axis in (0, 1):
+        rank = np.minimum.reduceat(rank, range(0, states.shape[axis], step), axis=axis)
+    return np.asarray(_WORST, np.uint8)[rank]
