@@ -20,18 +20,21 @@ At depth 0 every tile is read in the thread that asks for it.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-__all__ = ["ReadAhead"]
+__all__ = ["MOST", "ReadAhead"]
 
 W = TypeVar("W")
 P = TypeVar("P")
 
-_MOST = 16
+MOST = 16
+_NICE = 10
 _PATIENCE = 16
 
 
@@ -65,7 +68,7 @@ class ReadAhead:
     30
     """
 
-    def __init__(self, depth: int = 1, *, most: int = _MOST) -> None:
+    def __init__(self, depth: int = 1, *, most: int = MOST) -> None:
         if not 0 <= depth <= most:
             raise ValueError(f"depth must be between 0 and most, {most}, got {depth}")
         self._most = most
@@ -123,9 +126,7 @@ class ReadAhead:
             elif hungry and not (full or early):
                 self._depth = min(self._most, self._depth + 1)
 
-    def stream(
-        self, read: Callable[[W], P], windows: Iterable[W]
-    ) -> Generator[P, None, None]:
+    def stream(self, read: Callable[[W], P], windows: Iterable[W]) -> Generator[P, None, None]:
         """Read windows in order.
 
         Parameters
@@ -184,13 +185,26 @@ class ReadAhead:
             room = 0 if self._closed else min(share - len(waiting), self._depth - self._out)
             for _ in range(min(room, len(rest))):
                 if self._pool is None:
-                    self._pool = ThreadPoolExecutor(self._most, "daskinfer-read")
+                    self._pool = ThreadPoolExecutor(
+                        self._most, "daskinfer-read", initializer=_give_way
+                    )
                 self._out += 1
                 waiting.append(_Ticket(self._pool.submit(read, rest.popleft()), self._taken))
 
     def _taken(self) -> None:
         with self._lock:
             self._out -= 1
+
+
+def _give_way() -> None:
+    """Let the device's threads go first where cores are short.
+
+    They sleep most of the time and have to be at once where a batch is due; a reader that comes
+    later costs nothing as long as tiles are waiting.
+    """
+    if sys.platform == "linux":
+        # There a thread has a priority of its own.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 class _Ticket(Generic[P]):

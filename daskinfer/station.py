@@ -32,7 +32,9 @@ from .outputs import work_path
 from .pixels import Pixels
 from .planner import Plan
 from .raster import Raster
-from .readahead import ReadAhead
+from .readahead import MOST, ReadAhead
+from .remote import is_remote
+from .source import Source
 from .spans import Span, StageTimes
 from .tiling import Window
 
@@ -174,7 +176,7 @@ class _Station:
 
     def __init__(self, plan: Plan, shipped: ModelBytes | None, threads: int, tracing: bool) -> None:
         self.plan = plan
-        self.ahead = ReadAhead()
+        self.ahead = ReadAhead(most=_readers(plan.source, threads))
         self._tracing = tracing
         self.workers = 0
         self.stopping = self.aborting = False
@@ -239,6 +241,16 @@ class _Station:
         actor.recorder.tracing = self._tracing
         work = WorkFile.open(work_path(self.plan), self.plan.cog, self.plan.inference.chunk)
         return actor, self._resources.enter_context(work)
+
+
+def _readers(source: Source, cores: int) -> int:
+    """Most tiles to read ahead at a time.
+
+    From a local file decoding is what takes time, and more threads than cores would only make the
+    device's threads wait for one; from a remote one it is waiting.
+    """
+    waits = isinstance(source, Raster) and is_remote(source.path)
+    return MOST if waits else max(2, cores)
 
 
 _stations: dict[str, _Station] = {}

@@ -278,7 +278,7 @@ class Clock:
         self.advance(self.now + self.latency)
         return window
 
-    def executor(self, *args):
+    def executor(self, *args, initializer=None):
         return self
 
     def submit(self, read, window):
