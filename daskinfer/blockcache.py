@@ -25,7 +25,15 @@ import numpy as np
 from .pixels import Array, Mask, Pixels
 from .tiling import Span, Window
 
-__all__ = ["BlockCache", "CacheStats", "Cells", "cache_limit", "reserve", "shared_cache"]
+__all__ = [
+    "BlockCache",
+    "CacheStats",
+    "Cells",
+    "cache_limit",
+    "first_capacity",
+    "reserve",
+    "shared_cache",
+]
 
 Index = tuple[int, int]
 Decode = Callable[[Window], Pixels]
@@ -311,9 +319,14 @@ def shared_cache() -> BlockCache:
     global _shared
     with _shared_lock:
         if _shared is None:
-            told = _told_capacity()
-            _shared = BlockCache(_CAPACITY_MB << 20 if told is None else told)
+            _shared = BlockCache(first_capacity())
         return _shared
+
+
+def first_capacity() -> int:
+    """Bytes that the cache holds until a run needs more: 256 MB, or what the variable says."""
+    told = _told_capacity()
+    return _CAPACITY_MB << 20 if told is None else told
 
 
 def cache_limit() -> int:

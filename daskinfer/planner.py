@@ -20,7 +20,6 @@ import xarray as xr
 
 from . import display
 from ._version import __version__
-from .actor import RING
 from .cog import CogSpec
 from .device import DeviceChoice
 from .errors import warn_user
@@ -28,6 +27,7 @@ from .field import ReceptiveField
 from .forward import OutputFormat
 from .grid import Grid
 from .inference import Inference
+from .memory import expected_memory
 from .model import Model, load_model
 from .objectstore import check_writable, is_object, local_path
 from .raster import layout_warning
@@ -42,8 +42,6 @@ __all__ = ["Plan", "check_output", "cog_spec", "field_text", "plan", "replaced"]
 OnError = Literal["raise", "nodata"]
 
 _BLOCK = 512
-# Chunks at work in one worker process.
-_THREADS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,17 +89,8 @@ class Plan:
 
     @property
     def memory(self) -> int:
-        """Bytes that pixels and batches of one worker take, without the model's own activations."""
-        job = self.inference
-        read = self.tiling.chunk_at((0, 0)).read.shape
-        delivered = job.window((0, 0)).shape
-        pixel = job.in_bands * np.dtype(job.dtype).itemsize + 1
-        # The result, its blocks and overviews; scores and weights too where tiles are blended.
-        result = 3 * job.form.bands * np.dtype(job.form.dtype).itemsize
-        result += 8 * (job.channels + 1) if job.blended else 0
-        chunk = math.prod(read) * pixel + math.prod(delivered) * result
-        batches = RING * job.batch_size * math.prod(self.tiling.tile) * pixel
-        return _THREADS * chunk + batches
+        """Bytes that one worker process takes, without what the model's own layers need."""
+        return expected_memory(self.source, self.inference).total
 
     def settings(self) -> dict[str, Any]:
         """What two runs must share to fill one output: plain JSON values by name."""
