@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -295,6 +296,7 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
             if self.name not in _stations:
                 _stations[self.name] = _Station(self._plan, self._shipped, threads, self._tracing)
             _stations[self.name].workers += 1
+        _leave_interrupts_to_the_client(worker)
 
     async def teardown(self, worker: object) -> None:
         """Called on the event loop when the run is over or the worker closes."""
@@ -308,6 +310,17 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
             del _stations[self.name]
         # Waits for chunks at work: not on the event loop, which they need to report.
         await asyncio.to_thread(station.close)
+
+
+def _leave_interrupts_to_the_client(worker: object) -> None:
+    """Ignore Ctrl-C in a process that a nanny started.
+
+    A terminal sends it to all processes of a local cluster; the client ends the run, and what is
+    nearly done could not be if the workers died at once.  They end with their nanny.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if main and getattr(worker, "nanny", None):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def stop_station(run: str, abort: bool = False) -> None:

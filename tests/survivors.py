@@ -116,7 +116,9 @@ def limit(event, job, room):
 def main():
     told = json.loads(sys.argv[1])
     job = Job(told["folder"])
-    callbacks = [After(n, lambda _: os.kill(os.getpid(), told["signal"])) for n in told["after"]]
+    # 0 stands for this process and all that it has started, as Ctrl-C in a terminal does.
+    whom = (lambda: 0) if told.get("group") else os.getpid
+    callbacks = [After(n, lambda _: os.kill(whom(), told["signal"])) for n in told["after"]]
     if "room" in told:
         callbacks.append(lambda event: limit(event, job, told["room"]))
     where = told.get("cluster", "local")

@@ -31,7 +31,10 @@ def script(folder, **told):
 
 
 def ended(command):
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=ENVIRONMENT,
+        start_new_session=True,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -144,6 +147,17 @@ def test_a_stopped_client_takes_what_is_nearly_done(tmp_path, number, code):
     assert 30 <= len(written) < 256
     # Nothing was cut off: what went through the model is in the file.
     assert set(job.computed()) == written
+    assert ended(script(tmp_path)).returncode == 0
+    assert set(job.computed().values()) == {1}
+    job.assert_finished()
+
+
+def test_ctrl_c_in_a_terminal_reaches_worker_processes_too(tmp_path):
+    job = Job(tmp_path).prepare()
+    told = {"cluster": "processes", "group": True}
+    stopped = ended(script(tmp_path, after=[30], signal=signal.SIGINT, **told))
+    assert stopped.returncode == -signal.SIGINT, stopped.stderr
+    assert set(job.computed()) == job.written()
     assert ended(script(tmp_path)).returncode == 0
     assert set(job.computed().values()) == {1}
     job.assert_finished()
