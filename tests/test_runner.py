@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from daskinfer.cog import WorkFile
 from daskinfer.dispatch import MOST
 from daskinfer.ledger import Ledger, differences, read_ledger
 from daskinfer.monitor import ChunkDone, ChunkFailed, ChunkRetried, RunFinished, RunStarted
+from daskinfer.raster import Raster
 from oracle import assert_classes, whole
 
 JOB = {"tile": 32, "chunk": 32}
@@ -459,3 +461,32 @@ def test_differences_name_settings_with_both_values():
         "b.c: [1, 2] then, [1, 3] now",
         "d: None then, 0 now",
     ]
+
+
+def test_reads_do_not_run_ahead_of_what_is_written(tmp_path, one_worker, monkeypatch):
+    """distributed 6360: instant reads and a slow model must not fill the memory with tiles."""
+    lock, ahead, largest = threading.Lock(), 0, 0
+
+    def counted(original, step):
+        def count(self, *arguments, **options):
+            nonlocal ahead, largest
+            with lock:
+                ahead += step
+                largest = max(largest, ahead)
+            return original(self, *arguments, **options)
+
+        return count
+
+    class Slow(Pixel):
+        def forward(self, x):
+            time.sleep(0.002)
+            return x
+
+    monkeypatch.setattr(Raster, "read", counted(Raster.read, 1))
+    monkeypatch.setattr(WorkFile, "append", counted(WorkFile.append, -1))
+    source = write_raster(tmp_path / "scene.tif", noise(1, 640, 640, dtype="float32"))
+    model = di.load_model(Slow(), output="values")
+    report = di.run(source, model, tmp_path / "o.tif", client=one_worker, batch_size=1, **JOB)
+    assert report.tiles == 400
+    # A tile in each thread, and those read ahead.
+    assert 1 <= largest <= sum(one_worker.nthreads().values()) + 16
