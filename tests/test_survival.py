@@ -339,3 +339,14 @@ def _logged(job):
     from survivors import Logged
 
     return Logged(job.log, job.seconds)
+
+
+def test_the_command_line_tells_a_walltime_from_a_failure(monkeypatch, capsys):
+    from daskinfer.cli import main
+
+    def terminated(arguments):
+        raise SystemExit(143)
+
+    monkeypatch.setattr("daskinfer.cli._run", terminated)
+    assert main(["run", "scene.tif", "model.pt2", "o.tif"]) == 143
+    assert "goes on from here" in capsys.readouterr().err
