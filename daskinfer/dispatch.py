@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 from distributed import Client, Future
 
+from .errors import warn_user
+
 __all__ = ["MOST", "TASK_SECONDS", "Answer", "Dispatch", "Outcome", "Pace"]
 
 # Long beside what a task costs, short beside what a user waits for after Ctrl-C.
@@ -28,6 +30,7 @@ MOST = 64
 _IN_FLIGHT_PER_THREAD = 2
 # Part of the tasks in flight that is submitted at once, at least, on large clusters.
 _WAVE = 8
+_ALONE = 60.0  # seconds without a worker, after which the user is told
 _THREADS_EVERY = 5.0  # seconds between looks at how many threads the cluster has
 
 
@@ -136,6 +139,7 @@ class Dispatch:
     _back: deque[int] = field(default_factory=deque)
     _threads: dict[str, int] = field(default_factory=dict)
     _looked: float = -_THREADS_EVERY
+    _seen: float | None = field(default_factory=time.monotonic)
 
     def answers(self, todo: Iterable[int], count: int, most: int | None = None) -> Iterator[Answer]:
         """Run chunks; yields how each task ended, until none is left.
@@ -154,7 +158,9 @@ class Dispatch:
             left -= self._fill(rest, left, most)
             if not self._flying:
                 return
-            for answer in self._landed():
+            landed = self._landed()
+            self._lonely(bool(landed))
+            for answer in landed:
                 outcome = answer.outcome
                 if outcome is not None:
                     self.pace.note(len(answer.numbers) - len(outcome.left), outcome.spent)
@@ -217,6 +223,18 @@ class Dispatch:
             taken += len(new)
         self._submit(groups)
         return taken
+
+    def _lonely(self, answered: bool) -> None:
+        """Say so, once, when there has been no worker for long: the run waits for one to join."""
+        now = time.monotonic()
+        if answered or self._threads:
+            self._seen = now
+        elif self._seen is not None and now - self._seen > _ALONE:
+            self._seen = None
+            warn_user(
+                f"no worker for {_ALONE:.0f} s: the run waits until one joins the scheduler at "
+                f"{self.client.scheduler.address}; stop it with Ctrl-C, it can be gone on with"
+            )
 
     def _submit(self, groups: list[tuple[int, ...]], **where: Any) -> None:
         """Submit tasks in one message: the scheduler keeps a record per message for good."""

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,24 @@ def test_adaptive_clusters_work(tmp_path):
         client.cluster.adapt(minimum=0, maximum=2, interval="100ms")
         report = job.run(client=client)
     assert report.complete
+    job.assert_finished()
+
+
+def test_a_run_without_workers_says_that_it_waits(tmp_path, monkeypatch):
+    job = Job(tmp_path).prepare()
+    told = []
+    with processes(workers=1) as client, warnings.catch_warnings():
+        warnings.simplefilter("always")
+
+        def join(message, *_):
+            told.append(str(message))
+            client.cluster.scale(1)
+
+        monkeypatch.setattr(warnings, "showwarning", join)
+        monkeypatch.setattr("daskinfer.dispatch._ALONE", 1.0)
+        report = job.run(client=client, callbacks=[After(30, lambda _: client.cluster.scale(0))])
+    assert report.complete
+    assert [text for text in told if "the run waits until one joins" in text] != []
     job.assert_finished()
 
 
