@@ -269,6 +269,39 @@ def test_a_full_disk_stops_the_run_whatever_becomes_of_bad_chunks(tmp_path, on_e
     job.assert_finished()
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of 4 MB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a disk")
+    yield folder
+    # Lazily: threads of the cluster keep their handles of the source.
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_run_goes_on_once_a_full_disk_has_room_again(tmp_path, small_disk, one_worker):
+    job = Job(small_disk).prepare()
+    job.log = tmp_path / "log"
+    filler = small_disk / "filler"
+
+    def fill(event):
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+
+    with pytest.raises(di.InferenceError, match=r"cannot be written.*No space left.*partial"):
+        job.run(client=one_worker, callbacks=[After(20, fill)])
+    written = job.written()
+    assert 20 <= len(written) < 256
+    filler.unlink()
+    assert job.run(client=one_worker).resumed == len(written)
+    assert all(job.computed()[chunk] == 1 for chunk in written)
+    job.assert_finished()
+
+
 # --- bad blocks and bad models --------------------------------------------------------------------
 
 
