@@ -38,6 +38,7 @@ __all__ = [
     "markdown",
     "measure",
     "peak_memory",
+    "sampled",
     "say",
     "scratch_folder",
     "write_section",
@@ -474,18 +475,26 @@ def peak_memory(pid: int | None = None, *, every: float = 0.1) -> Iterator[PeakM
     >>> peak.bytes > 1000
     True
     """
-    peak, over = PeakMemory(pid), threading.Event()
+    peak = PeakMemory(pid)
+    peak.look()
+    with sampled(peak.look, every):
+        yield peak
+    peak.look()
+
+
+@contextlib.contextmanager
+def sampled(look: Callable[[], object], every: float) -> Iterator[None]:
+    """Call a function every so many seconds, in a thread of its own."""
+    over = threading.Event()
 
     def watch() -> None:
         while not over.wait(every):
-            peak.look()
+            look()
 
-    peak.look()
-    watcher = threading.Thread(target=watch, name="peak-memory", daemon=True)
+    watcher = threading.Thread(target=watch, name="daskinfer-sampler", daemon=True)
     watcher.start()
     try:
-        yield peak
+        yield
     finally:
         over.set()
         watcher.join()
-        peak.look()

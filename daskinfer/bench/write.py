@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daskinfer.bench.harness import Bench, Case, Column, Result, Values, peak_memory, say
+from daskinfer.bench.harness import (
+    Bench,
+    Case,
+    Column,
+    Result,
+    Values,
+    peak_memory,
+    sampled,
+    say,
+)
 
 if TYPE_CHECKING:
     from daskinfer.bench.writers import Job
@@ -140,19 +148,13 @@ def _once(job: Job, name: str, checked: set[str]) -> Values:
 @contextmanager
 def _peak_disk(folder: Path, every: float = 0.02) -> Iterator[list[int]]:
     """Watch what the files of a folder take on the disk."""
-    peak, over = [0], threading.Event()
+    peak = [0]
 
-    def watch() -> None:
-        while not over.wait(every):
-            peak[0] = max(peak[0], _allocated(folder))
+    def look() -> None:
+        peak[0] = max(peak[0], _allocated(folder))
 
-    watcher = threading.Thread(target=watch, name="peak-disk", daemon=True)
-    watcher.start()
-    try:
+    with sampled(look, every):
         yield peak
-    finally:
-        over.set()
-        watcher.join()
 
 
 def _allocated(folder: Path) -> int:
