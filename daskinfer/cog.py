@@ -134,7 +134,7 @@ class WorkFile:
         if os.path.exists(path):
             raise FileExistsError(f"{path} exists: open it to go on, or delete it")
         main = dict(template(spec))
-        if spec.with_statistics:
+        if tiff.GDAL_METADATA in main:
             main[tiff.GDAL_METADATA] = cogstats.blanked(main[tiff.GDAL_METADATA])
         layout = _planned(main, spec, tiff.WORK_GHOST)
         bands = spec.count // spec.planes
@@ -282,6 +282,7 @@ class WorkFile:
         layout: str = "strict",
         *,
         allow_missing: bool = False,
+        failed: int = 0,
         threads: int = 2,
     ) -> None:
         """Turn the work file into the finished file, and remove it.
@@ -300,6 +301,9 @@ class WorkFile:
         allow_missing : bool
             Make chunks that are not committed nodata.  From then on they count as committed,
             also if the finish is killed.
+        failed : int
+            Chunks that were given up and are nodata, for the tag FAILED_CHUNKS of a spec with
+            ``failures=True``.
         threads : int
             That make the last overview levels.
 
@@ -318,7 +322,7 @@ class WorkFile:
         with self._lock.long():
             self._settle(allow_missing)
             self._raise_levels(threads)
-            main = self._described()
+            main = self._described(failed)
             if layout == "strict":
                 self._write_strict(output, main)
                 os.unlink(self.path)
@@ -402,13 +406,14 @@ class WorkFile:
         levels = range(base + 1, base + step + 1)
         self.append(encode_levels(self.spec, array, corner, levels))
 
-    def _described(self) -> tiff.Ifd:
-        """Tags of the full resolution, with the statistics of all pixels among them."""
-        if self._statistics is None:
+    def _described(self, failed: int) -> tiff.Ifd:
+        """Tags of the full resolution, with those among them that are known at the end only."""
+        blank = template(self.spec).get(tiff.GDAL_METADATA)
+        if blank is None:
             return self._main
         height, width = self.spec.shapes[0]
-        blank = template(self.spec)[tiff.GDAL_METADATA]
-        told = cogstats.filled(blank, self._statistics.merged(), height * width)
+        statistics = None if self._statistics is None else self._statistics.merged()
+        told = cogstats.filled(blank, statistics, height * width, failed)
         return {**self._main, tiff.GDAL_METADATA: told}
 
     def _describe_in_place(self, main: tiff.Ifd) -> None:

@@ -21,7 +21,7 @@ from rasterio.errors import NotGeoreferencedWarning
 from rasterio.io import DatasetWriter, MemoryFile
 
 from daskinfer import tiff
-from daskinfer.cogstats import placeholders
+from daskinfer.cogstats import failed_placeholder, placeholders
 from daskinfer.overview import RESAMPLINGS, Shape, level_shapes
 
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
@@ -99,6 +99,8 @@ class CogSpec:
     statistics : bool or "auto"
         Write minimum, maximum, mean, standard deviation and share of valid pixels of each band
         into the header; ``auto`` does so for floats.
+    failures : bool
+        Keep room in the header for the number of chunks that were given up.
 
     Raises
     ------
@@ -138,6 +140,7 @@ class CogSpec:
     interleave: str = "pixel"
     sparse: bool = False
     statistics: bool | str = "auto"
+    failures: bool = False
     _nodata_key: str = field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
@@ -452,6 +455,8 @@ def _describe(dataset: DatasetWriter, spec: CogSpec) -> None:
         dataset.write_colormap(1, dict(enumerate(spec.colors)))
     if spec.tags:
         dataset.update_tags(**dict(spec.tags))
+    if spec.failures:
+        dataset.update_tags(**failed_placeholder())
     if spec.rpcs:
         dataset.update_tags(ns="RPC", **dict(spec.rpcs))
     for band, text in enumerate(spec.descriptions, 1):

@@ -32,7 +32,10 @@ _STRIP_PIXELS = 12 << 10
 _NAMES = ("MINIMUM", "MAXIMUM", "MEAN", "STDDEV", "VALID_PERCENT")
 # "-2.2250738585072014e-308" is the longest float64.
 _WIDTH = 24
-_ITEM = re.compile(rb'<Item name="STATISTICS_(\w+)" sample="(\d+)"[^>]*>(0{24})</Item>')
+FAILED = "FAILED_CHUNKS"
+_ITEM = re.compile(
+    rb'<Item name="(STATISTICS_\w+|FAILED_CHUNKS)"(?: sample="(\d+)")?[^>]*>(0{24})</Item>'
+)
 
 
 def block_statistics(array: Array, blocksize: int, nodata: float | None) -> Table:
@@ -192,6 +195,11 @@ def placeholders() -> dict[str, str]:
     return {f"STATISTICS_{name}": "0" * _WIDTH for name in _NAMES}
 
 
+def failed_placeholder() -> dict[str, str]:
+    """The tag of the file that tells how many chunks were given up, for GDAL to write."""
+    return {FAILED: "0" * _WIDTH}
+
+
 def blanked(entry: Entry) -> Entry:
     """Take the placeholders out of GDAL's metadata.
 
@@ -208,37 +216,41 @@ def blanked(entry: Entry) -> Entry:
     return _replaced(entry, {})
 
 
-def filled(entry: Entry, statistics: Table, pixels: int) -> Entry:
-    """Put statistics in the place of the placeholders in GDAL's metadata.
+def filled(entry: Entry, statistics: Table | None, pixels: int, failed: int = 0) -> Entry:
+    """Put what is known at the end in the place of the placeholders in GDAL's metadata.
 
     Parameters
     ----------
     entry : Entry
         Tag 42112 with placeholders.
-    statistics : ndarray of float64, shape (band, 5)
+    statistics : ndarray of float64, shape (band, 5), or None
         Of the whole raster; a band without a valid pixel, or with numbers too large for them, gets
         none.
     pixels : int
         Of one band.
+    failed : int, default 0
+        Chunks that were given up; the tag is left out where there are none.
 
     Returns
     -------
     Entry
         Of the same size.
     """
-    texts = {}
-    for band, (count, mean, square, low, high) in enumerate(statistics.tolist()):
+    texts = {(FAILED.encode(), b""): b"%d" % failed} if failed else {}
+    lines = [] if statistics is None else statistics.tolist()
+    for band, (count, mean, square, low, high) in enumerate(lines):
         deviation = (square / count) ** 0.5 if count else np.nan
         numbers = (low, high, mean, deviation, 100 * count / pixels)
         if np.isfinite(numbers).all():
             for name, number in zip(_NAMES, numbers, strict=True):
-                texts[name.encode(), b"%d" % band] = repr(number).removesuffix(".0").encode()
+                key = f"STATISTICS_{name}".encode(), b"%d" % band
+                texts[key] = repr(number).removesuffix(".0").encode()
     return _replaced(entry, texts)
 
 
 def _replaced(entry: Entry, texts: dict[tuple[bytes, bytes], bytes]) -> Entry:
     def item(match: re.Match[bytes]) -> bytes:
-        text = texts.get((match[1], match[2]))
+        text = texts.get((match[1], match[2] or b""))
         new = b"" if text is None else match[0].replace(match[3], text)
         return new.ljust(len(match[0]))  # blanks between elements mean nothing in XML
 

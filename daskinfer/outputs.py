@@ -96,7 +96,7 @@ class Outputs:
         """Turn the work file into the output; returns its bytes."""
         local = _local(self.plan)
         with self._kept() if is_object(self.plan.output) else contextlib.nullcontext():
-            self.work.finish(local, self.plan.layout)
+            self.work.finish(local, self.plan.layout, failed=len(failures))
             size = os.path.getsize(local)
             if is_object(self.plan.output):
                 try:

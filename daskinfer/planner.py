@@ -282,6 +282,7 @@ def plan(
         max_z_error=max_z_error,
         interleave=interleave,
         sparse=sparse,
+        failures=True,
     )
     return Plan(raster, recipe, path, inference, field, cog, seam, on_error, overwrite, layout)
 

@@ -74,6 +74,7 @@ def test_the_output_is_a_strict_cog_with_classes_and_colours(tmp_path, one_worke
         assert dataset.transform == original.transform
         assert dataset.colormap(1)[1] == (0, 255, 0, 255)
         assert dataset.tags()["CLASS_NAMES"] == '["a", "b", "c"]'
+        assert "FAILED_CHUNKS" not in dataset.tags()
         assert dataset.overviews(1) == [2, 4]
         assert dataset.tags(ns="IMAGE_STRUCTURE")["LAYOUT"] == "COG"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["o.tif", "scene.tif"]
@@ -179,13 +180,15 @@ def test_a_failing_chunk_stops_the_run_and_says_where(tmp_path, one_worker):
     assert read_ledger(tmp_path / "o.tif.partial.jsonl")[1][0].window == (32, 32, 32, 32)
 
 
-def test_a_failing_chunk_may_be_left_nodata_and_is_listed(tmp_path, one_worker):
+@pytest.mark.parametrize("layout", ["strict", "append"])
+def test_a_failing_chunk_may_be_left_nodata_and_is_listed(tmp_path, one_worker, layout):
     report = di.run(
         poisoned_raster(tmp_path),
         Poisoned(),
         tmp_path / "o.tif",
         client=one_worker,
         on_error="nodata",
+        layout=layout,
         **JOB,
     )
     assert not report.complete
@@ -197,6 +200,9 @@ def test_a_failing_chunk_may_be_left_nodata_and_is_listed(tmp_path, one_worker):
     expected[0, 32:64, 32:64] = 255
     assert np.array_equal(read(tmp_path / "o.tif"), expected)
     assert (tmp_path / "o.tif.failed.jsonl").exists()
+    with rasterio.open(tmp_path / "o.tif") as dataset:
+        assert dataset.tags()["FAILED_CHUNKS"] == "1"
+    assert cog_validate(str(tmp_path / "o.tif"), strict=True, quiet=True)[0]
 
 
 def test_a_chunk_that_kills_its_worker_does_not_take_the_run_down(tmp_path):
