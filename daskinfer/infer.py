@@ -168,7 +168,7 @@ def _start(inference: Inference) -> InferenceActor:
     device = make_device(inference)
     size = inference.batch_size
     knee = None
-    if inference.tuned and inference.tiling.runs >= _WORTH_TUNING:
+    if inference.tuned and size > 1 and inference.tiling.runs >= _WORTH_TUNING:
         measure = partial(time_batch, device, inference.tile_shape, inference.dtype)
         knee = batch_knee(measure, size)
         size = knee.batch_size
