@@ -201,10 +201,10 @@ def test_a_chunk_that_comes_while_the_file_is_finished_is_refused(tmp_path, monk
     monkeypatch.setattr(late._lock, "_locked", tell)
     with ThreadPoolExecutor(1) as pool:
 
-        def come_late(self):
+        def come_late(self, failed):
             self.coming = pool.submit(write_all, late, other, [3])
             assert asked.wait(60)
-            return described(self)
+            return described(self, failed)
 
         monkeypatch.setattr(WorkFile, "_described", come_late)
         work.finish(tmp_path / "out.tif", layout)
