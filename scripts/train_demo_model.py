@@ -519,6 +519,9 @@ def export(model: CloudUNet, path: Path, info: dict[str, Any]) -> None:
         program = torch.export.export(
             model, (example,), dynamic_shapes=({0: batch, 2: height, 3: width},)
         )
+    for node in program.graph.nodes:
+        # Names folders of the machine that exported it.
+        node.meta.pop("stack_trace", None)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.export.save(program, path, extra_files={"daskinfer.json": json.dumps(info, indent=1)})
 
