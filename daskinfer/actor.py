@@ -69,6 +69,11 @@ class _Buffer:
     def full(self) -> bool:
         return len(self.futures) >= self.size
 
+    @property
+    def chunks(self) -> list[Any]:
+        """What the tiles belong to, as far as their callers said."""
+        return sorted(label for label in self.labels if label is not None)
+
     def copy(self, slot: int, tile: Array, valid: Mask | None) -> None:
         np.copyto(self.data[slot], tile)
         if valid is not None:
@@ -429,14 +434,14 @@ class InferenceActor:
             self._metrics = replace(self._metrics, batch_size=smaller, shrunk=True)
 
     def _record(self, stage: str, start: float, batch: _Batch) -> None:
-        chunks = sorted(label for label in batch.buffer.labels if label is not None)
-        self.recorder.add(stage, start, time.perf_counter(), batch=batch.number, chunks=chunks)
+        about = {"batch": batch.number, "chunks": batch.buffer.chunks}
+        self.recorder.add(stage, start, time.perf_counter(), **about)
 
     def _count(self, batch: _Batch, tiles: int) -> None:
         start, stop = batch.interval
-        chunks = sorted(label for label in batch.buffer.labels if label is not None)
+        about = {"batch": batch.number, "tiles": tiles, "chunks": batch.buffer.chunks}
         self.recorder.add("queue", batch.buffer.opened, start, batch=batch.number)
-        self.recorder.add("forward", start, stop, batch=batch.number, tiles=tiles, chunks=chunks)
+        self.recorder.add("forward", start, stop, **about)
         epoch = self.recorder.epoch
         with self._changed:
             self._metrics = self._metrics.after(

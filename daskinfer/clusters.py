@@ -8,10 +8,10 @@ from typing import Any
 from dask.system import CPU_COUNT
 from distributed import Client
 
+from .memory import THREADS
+
 __all__ = ["cluster"]
 
-# Chunk reads and writes must overlap the device: with two threads both can be waiting for tiles.
-_THREADS = 3
 _DASHBOARD_PORT = 8787
 
 
@@ -52,7 +52,7 @@ def cluster(kind: str = "local", **options: Any) -> Client:
     defaults: dict[str, Any] = {
         "processes": kind == "processes",
         "n_workers": 1 if kind == "local" else max(1, CPU_COUNT // 2),
-        "threads_per_worker": _THREADS,
+        "threads_per_worker": THREADS,
         "dashboard_address": f":{_free_port()}",
     }
     # A client that starts its own cluster closes it too.

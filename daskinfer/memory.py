@@ -15,18 +15,20 @@ from .actor import RING
 from .blockcache import cache_limit, first_capacity
 from .inference import Inference
 from .raster import Raster, window_of
+from .readahead import MOST
 from .source import Source
 
-__all__ = ["THREADS", "Memory", "expected_memory"]
+__all__ = ["GDAL_CACHE_MB", "THREADS", "Memory", "expected_memory"]
 
 THREADS = 3
-"""Chunks at work in one worker process."""
+"""Chunks at work in one worker process.
 
-# Tiles on their way from the source beside those that the chunks hold: reading ahead goes as far as
-# the device needs, 16 at most.
-_AHEAD = 16
-# GDAL's cache, as the station sets it.
-_GDAL = 64 << 20
+Chunk reads and writes must overlap the device: with two threads both can be waiting for tiles.
+"""
+
+GDAL_CACHE_MB = 64
+"""GDAL's own block cache; its default of 5 % of the memory is taken by each process."""
+
 # Of a chunk's result: its tiles, the array that they are put into; then that, its blocks, its
 # overviews.  The larger of the two, and a quarter for what is not freed at once.
 _RESULT = 2.25
@@ -86,7 +88,8 @@ def expected_memory(source: Source, inference: Inference) -> Memory:
     cache, whole = _cached(source, inference, threads)
     read = math.prod(tiling.chunk_at((0, 0)).read.shape)
     reading = threads * read * pixel if whole else 0
-    reading += (threads + min(_AHEAD, tiling.runs)) * tile * pixel
+    # Beside the tiles that the chunks hold, reading ahead goes as far as the device needs.
+    reading += (threads + min(MOST, tiling.runs)) * tile * pixel
     # Scores once as they are and once as probabilities or in order.
     running = inference.batch_size * tile * 4 * inference.in_bands
     running += int(
@@ -114,4 +117,4 @@ def _cached(source: Source, inference: Inference, threads: int) -> tuple[int, bo
     capacity = max(first_capacity(), need if need <= cache_limit() else 0)
     whole = source.cache_bytes(chunk) > capacity
     everything = source.nbytes(window_of((0, 0, *source.grid.shape), source.grid))
-    return min(capacity, everything) + min(_GDAL, everything), whole
+    return min(capacity, everything) + min(GDAL_CACHE_MB << 20, everything), whole

@@ -27,6 +27,7 @@ from .blockcache import reserve, shared_cache
 from .cog import WorkFile, encode_chunk
 from .dispatch import TASK_SECONDS
 from .infer import infer_chunk, release_actor, using_actor
+from .memory import GDAL_CACHE_MB, THREADS
 from .metrics import ActorMetrics
 from .model import ModelBytes
 from .outputs import work_path
@@ -51,10 +52,6 @@ __all__ = [
 
 # Seconds after which a task begins no other chunk.
 _LONGEST = 3 * TASK_SECONDS
-# GDAL's own block cache; its default of 5 % of the memory is taken by each process.
-_GDAL_CACHE_MB = 64
-# Chunks at work in a process, for the cache of decoded blocks.
-_READING = 3
 
 
 @dataclass(frozen=True)
@@ -235,7 +232,7 @@ class _Station:
         source, tiling = self.plan.source, self.plan.tiling
         if isinstance(source, Raster):
             # Tiles of all chunks at work find the blocks that they share.
-            reserve(source.cache_bytes(tiling.chunk_at((0, 0)).read, _READING))
+            reserve(source.cache_bytes(tiling.chunk_at((0, 0)).read, THREADS))
         actor = self._resources.enter_context(using_actor(self.plan.inference))
         # It may have served a prediction before.
         actor.clear_metrics()
@@ -359,7 +356,7 @@ def run_chunks(run: str, numbers: tuple[int, ...]) -> GroupResult:
             actor, work = held.enter_context(station.using())
         except Exception as error:
             raise _told(error, address) from error
-        held.enter_context(rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_MB))
+        held.enter_context(rasterio.Env(GDAL_CACHEMAX=GDAL_CACHE_MB))
         start = time.perf_counter()
         for place, number in enumerate(numbers):
             late = place and time.perf_counter() - start > _LONGEST

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections import deque
@@ -39,8 +38,9 @@ def measure_batch(asked: Mapping[str, Any]) -> dict[str, float]:
         ``speed`` in Mpx/s, ``seconds`` per batch, ``memory`` and ``added`` in MB.
     """
     import torch
+    from dask.system import CPU_COUNT
 
-    torch.set_num_threads(asked["threads"] or os.cpu_count() or 1)
+    torch.set_num_threads(asked["threads"] or CPU_COUNT)
     side, size = asked["tile"], asked["size"]
     device = make_device(_inference(asked))
     tile = mirrored_scene(range(side), range(side))
