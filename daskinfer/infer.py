@@ -30,9 +30,17 @@ from .stitch import (
     stitch,
     without_rim,
 )
-from .tiling import Window
+from .tiling import Tile, Window
 
-__all__ = ["Stitched", "infer_chunk", "make_device", "release_actor", "using_actor"]
+__all__ = [
+    "RanTiles",
+    "Stitched",
+    "infer_chunk",
+    "make_device",
+    "release_actor",
+    "run_tiles",
+    "using_actor",
+]
 
 # Models of earlier predictions that stay loaded: a preview is followed by another one.
 _KEPT_ACTORS = 2
@@ -126,8 +134,48 @@ def infer_chunk(
     -------
     Stitched
     """
-    tiling, form, recorder = inference.tiling, inference.form, actor.recorder
-    chunk, number = tiling.chunk_at(index), index[0] * tiling.grid[1] + index[1]
+    recorder, number = actor.recorder, _number(inference, index)
+    ran = run_tiles(inference, index, read, actor, ahead)
+    form, outputs = inference.form, ran.outputs
+    with recorder.span("stitch", chunk=number):
+        window = inference.window(index)
+        result = (blend if inference.blended else stitch)(inference, window, outputs)
+        valid = output_mask(ran.mask, inference.tiling.chunk_at(index), inference.scale)
+        if valid is not None:
+            result[:, ~valid] = form.nodata
+    if not outputs:
+        return Stitched(result, 0, 0)
+    covered = covered_window(inference, outputs[0][1].shape[1:])
+    lost = count_nonfinite(result, without_rim(window, covered, valid), form)
+    return Stitched(result, len(outputs), lost)
+
+
+@dataclass(frozen=True)
+class RanTiles:
+    """What the model made of the tiles of one chunk.
+
+    Attributes
+    ----------
+    outputs : list of (Tile, ndarray)
+        Without the tiles that were not worth running.
+    mask : ndarray of bool, shape (y, x), or None
+        Valid pixels of the chunk with its halo; None where all are.
+    """
+
+    outputs: list[tuple[Tile, Array]]
+    mask: Mask | None
+
+
+def run_tiles(
+    inference: Inference,
+    index: tuple[int, int],
+    read: Callable[[Window], Pixels],
+    actor: InferenceActor,
+    ahead: ReadAhead | None = None,
+) -> RanTiles:
+    """Run the model over the tiles of one chunk; parameters as of `infer_chunk`."""
+    tiling, recorder = inference.tiling, actor.recorder
+    chunk, number = tiling.chunk_at(index), _number(inference, index)
     tiles = list(tiling.tiles_of(index))
     windows = [tile.window.clip(chunk.read) for tile in tiles]
     mask: Mask | None = None
@@ -150,18 +198,11 @@ def infer_chunk(
             data, valid = _padded(pixels, tile.window)
             pending.append((tile, actor.submit(data, valid, number)))
     with recorder.span("results", chunk=number):
-        outputs = [(tile, future.result()) for tile, future in pending]
-    with recorder.span("stitch", chunk=number):
-        window = inference.window(index)
-        result = (blend if inference.blended else stitch)(inference, window, outputs)
-        valid = output_mask(mask, chunk, inference.scale)
-        if valid is not None:
-            result[:, ~valid] = form.nodata
-    if not outputs:
-        return Stitched(result, 0, 0)
-    covered = covered_window(inference, outputs[0][1].shape[1:])
-    lost = count_nonfinite(result, without_rim(window, covered, valid), form)
-    return Stitched(result, len(outputs), lost)
+        return RanTiles([(tile, future.result()) for tile, future in pending], mask)
+
+
+def _number(inference: Inference, index: tuple[int, int]) -> int:
+    return index[0] * inference.tiling.grid[1] + index[1]
 
 
 def _start(inference: Inference) -> InferenceActor:
