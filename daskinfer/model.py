@@ -12,16 +12,13 @@ import copy
 import hashlib
 import io
 import json
-import math
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
-import numpy as np
 
 from .digest import module_digest
 from .formats import (
@@ -33,19 +30,12 @@ from .formats import (
     resolve,
     signature,
 )
+from .spec import SPEC, check_recipe, check_spec, tidy
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["Model", "ModelBytes", "load_model"]
-
-OUTPUTS = ("classes", "probabilities", "values")
-ACTIVATIONS = (None, "softmax", "sigmoid")
-SYMMETRIES = (
-    "identity", "rot90", "rot180", "rot270", "hflip", "vflip", "transpose", "antitranspose",
-)  # fmt: skip
-"""The symmetries of the square, all of which ``tta="d4"`` stands for."""
-PRECISIONS = ("float32", "bfloat16", "float16")
 
 Output = Literal["classes", "probabilities", "values"]
 Numbers = tuple[float, ...]
@@ -127,7 +117,7 @@ class Model:
     tile : tuple of int or None
         The only ``(height, width)`` that the network accepts, in pixels.
     tta : tuple of str
-        Symmetries over which scores are averaged (test-time augmentation); see `SYMMETRIES`.
+        Symmetries over which scores are averaged (test-time augmentation); see `daskinfer.spec.SYMMETRIES`.
     precision : {"float32", "bfloat16", "float16"}
         Arithmetic of the network (autocast); normalisation and post-processing stay in float32.
     compile : bool
@@ -161,14 +151,7 @@ class Model:
     module: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        _check_choice("output", self.output, OUTPUTS)
-        _check_choice("activation", self.activation, ACTIVATIONS)
-        _check_choice("precision", self.precision, PRECISIONS)
-        _check_choice("compile", self.compile, (True, False))
-        for name in self.tta:
-            _check_choice("tta", name, SYMMETRIES)
-        _check_bands(self)
-        _check_classes(self)
+        check_recipe(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "module"}
@@ -212,7 +195,7 @@ class Model:
         >>> model.patch(class_names=("land", "water")).class_names
         ('land', 'water')
         """
-        return replace(self, **_tidy(spec))
+        return replace(self, **tidy(spec))
 
     def network(self, device: str = "cpu") -> Network:
         """Build the network in this process, in eval mode on `device`.
@@ -275,7 +258,7 @@ def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -
     **spec
         Fields of `Model`: ``bands``, ``scale``, ``offset``, ``mean``, ``std``, ``fill``,
         ``output``, ``activation``, ``threshold``, ``class_names``, ``class_colors``, ``tile``,
-        ``precision``, ``compile``, and ``tta``: "d4" or a list of `SYMMETRIES`.
+        ``precision``, ``compile``, and ``tta``: "d4" or a list of `daskinfer.spec.SYMMETRIES`.
         Metadata embedded in a ``.pt2`` (extra file ``daskinfer.json``) are the defaults.
 
     Returns
@@ -300,7 +283,7 @@ def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -
     >>> model.n_bands, model.output
     (4, 'classes')
     """
-    _check_spec(spec)
+    check_spec(spec)
     if isinstance(source, Model):
         return _refreshed(source).patch(**spec)
     if isinstance(source, (str, Path)):
@@ -348,7 +331,7 @@ def _from_module(module: Any, spec: dict[str, Any]) -> Model:
     _local[digest] = module
     name = type(module).__name__
     return Model(
-        name, "module", digest, likely_bands=first_in_channels(module), module=module, **_tidy(spec)
+        name, "module", digest, likely_bands=first_in_channels(module), module=module, **tidy(spec)
     )
 
 
@@ -357,7 +340,7 @@ def _from_factory(name: str, weights: str | Path | None, spec: dict[str, Any]) -
         raise FileNotFoundError(f"weights {str(weights)!r}: no such file")
     resolve(name)
     recipe = Model(
-        name, "factory", "", weights=None if weights is None else str(weights), **_tidy(spec)
+        name, "factory", "", weights=None if weights is None else str(weights), **tidy(spec)
     )
     # Built once here: an import error, a factory that returns no module and weights that do not
     # fit are all to be found before a worker starts.
@@ -371,9 +354,9 @@ def _from_pt2(path: Path, spec: dict[str, Any]) -> Model:
     program, metadata = read_pt2(path)
     in_bands, tile = signature(program, path)
     embedded = {"tile": tile} | json.loads(metadata or "{}")
-    merged = {name: value for name, value in embedded.items() if name in _SPEC} | spec
+    merged = {name: value for name, value in embedded.items() if name in SPEC} | spec
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Model(str(path), "pt2", digest, in_bands=in_bands, **_tidy(merged))
+    return Model(str(path), "pt2", digest, in_bands=in_bands, **tidy(merged))
 
 
 def _is_script(module: Any) -> bool:
@@ -390,109 +373,3 @@ def _find(model: Model) -> torch.nn.Module:
             "with torch.export.save, or name its factory as 'package.module:factory'"
         )
     return module
-
-
-_PER_BAND = ("scale", "offset", "mean", "std")
-_TEXTS = ("bands", "class_names", "class_colors")
-_OTHERS = ("fill", "output", "activation", "threshold", "tile", "tta", "precision", "compile")
-_SPEC = (*_PER_BAND, *_TEXTS, *_OTHERS)
-
-
-def _check_spec(spec: Mapping[str, Any]) -> None:
-    unknown = sorted(set(spec) - set(_SPEC))
-    if unknown:
-        raise TypeError(f"unknown model option {unknown[0]!r}; known: {', '.join(sorted(_SPEC))}")
-
-
-def _tidy(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Spec as the hashable tuples that the frozen dataclass holds."""
-    tidy: dict[str, Any] = {}
-    for name, value in spec.items():
-        if value is None:
-            tidy[name] = None
-        elif name in _PER_BAND:
-            tidy[name] = _numbers(name, value)
-        elif name == "tta":
-            tidy[name] = SYMMETRIES if value == "d4" else tuple(value)
-        elif name in _TEXTS:
-            tidy[name] = _texts(name, value)
-        elif name == "tile":
-            tidy[name] = _tile(value)
-        else:
-            tidy[name] = value
-    return tidy
-
-
-def _tile(value: Any) -> tuple[int, int]:
-    sides = value if isinstance(value, (tuple, list)) else (value, value)
-    if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides):
-        raise ValueError(f"tile must be a number of px or (y, x), got {value!r}")
-    return sides[0], sides[1]
-
-
-def _numbers(name: str, value: Any) -> Numbers:
-    try:
-        numbers = np.asarray(value, float)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} {_ONE_OR_EACH}, got {value!r}") from error
-    if numbers.ndim > 1:
-        raise ValueError(f"{name} {_ONE_OR_EACH}, got an array of shape {numbers.shape}")
-    return tuple(numbers.ravel().tolist())
-
-
-_ONE_OR_EACH = "must be a number or one number per band"
-
-
-def _texts(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        raise ValueError(f"{name} must be a list, got {value!r}: pass {[value]}")
-    return tuple(str(item) for item in value)
-
-
-def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    if value not in choices:
-        known = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name} must be one of {known}, got {value!r}")
-
-
-def _check_bands(model: Model) -> None:
-    if model.bands is not None:
-        doubled = sorted({name for name in model.bands if model.bands.count(name) > 1})
-        if doubled:
-            raise ValueError(f"bands names {doubled[0]!r} twice: {list(model.bands)}")
-    expected = model.n_bands
-    counted = {name: getattr(model, name) for name in ("bands", *_PER_BAND)}
-    for name, values in counted.items():
-        if values is not None and len(values) not in (1, expected) and expected is not None:
-            raise ValueError(f"{name} has {len(values)} entries for a model of {expected} bands")
-    if model.bands and model.in_bands and len(model.bands) != model.in_bands:
-        raise ValueError(
-            f"the model takes {model.in_bands} bands, bands names {len(model.bands)}: "
-            f"{list(model.bands)}"
-        )
-    for name in _PER_BAND:
-        values = getattr(model, name) or ()
-        if not all(math.isfinite(value) for value in values):
-            raise ValueError(f"{name} must be finite, got {list(values)}")
-    if any(value <= 0 for value in model.std or ()):
-        raise ValueError(f"std must be positive, got {list(model.std or ())}")
-    if any(value == 0 for value in model.scale or ()):
-        raise ValueError(f"scale must not be 0, got {list(model.scale or ())}")
-    for name in ("fill", "threshold"):
-        value = getattr(model, name)
-        if value is not None and not (_is_number(value) and math.isfinite(value)):
-            raise ValueError(f"{name} must be a finite number, got {value!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-
-
-def _check_classes(model: Model) -> None:
-    names, colors = model.class_names, model.class_colors
-    if names is not None and colors is not None and len(names) != len(colors):
-        raise ValueError(f"{len(names)} class_names but {len(colors)} class_colors")
-    for color in colors or ():
-        digits = color.removeprefix("#")
-        if len(digits) != 6 or not set(digits.lower()) <= set("0123456789abcdef"):
-            raise ValueError(f"class_colors are written '#rrggbb', got {color!r}")

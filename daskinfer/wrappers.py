@@ -25,7 +25,7 @@ class Augmented(nn.Module):
     network : callable
         ``(n, band, y, x)`` to ``(n, channel, y, x)``.
     names : sequence of str
-        Of ``daskinfer.model.SYMMETRIES``.
+        Of ``daskinfer.spec.SYMMETRIES``.
     """
 
     def __init__(
