@@ -122,6 +122,16 @@ class Raster:
         """Whether the file is stored in strips as wide as it is, and in more than one."""
         return self.block[1] >= self.extent[1] and self.block[0] < self.extent[0]
 
+    @property
+    def remote(self) -> bool:
+        """Whether reading goes over a network."""
+        return is_remote(self.path)
+
+    @property
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        """Nothing was done to make it: no rows for a plan."""
+        return ()
+
     def whole_blocks(self, window: Window) -> bool:
         """Whether a window has all of the raster's pixels in each block that it touches."""
         return all(

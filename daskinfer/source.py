@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import dask
 import dask.array as da
@@ -16,77 +16,18 @@ from dask.base import tokenize
 
 from .grid import Grid, grid_of
 from .handles import Sign
+from .inputs.gather import TargetGrid
+from .inputs.opening import Reading, assembled
+from .inputs.protocol import Source
 from .pixels import Array, Mask, Pixels, cutter, valid_pixels
-from .raster import Bands, Raster, describe, find_bands, window_of
+from .raster import Bands, Raster, find_bands, window_of
 from .tiling import Span, Window
 
 __all__ = ["ArraySource", "Source", "open_raster", "source_of"]
 
 _KEPT_OPENED = 32
 # By the name of their numbers, which any operation on them changes.
-_lately_opened: OrderedDict[str, tuple[Raster, xr.DataArray]] = OrderedDict()
-
-
-class Source(Protocol):
-    """What the engine needs of a raster; `Raster` reads files, `ArraySource` computes arrays."""
-
-    @property
-    def grid(self) -> Grid:
-        """Shape and georeferencing."""
-        ...
-
-    @property
-    def band_names(self) -> tuple[str, ...]:
-        """One name per band."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Dtype of the raw numbers."""
-        ...
-
-    @property
-    def scales(self) -> tuple[float, ...]:
-        """Scale per band, from raw numbers to physical values."""
-        ...
-
-    @property
-    def offsets(self) -> tuple[float, ...]:
-        """Offset per band."""
-        ...
-
-    @property
-    def identity(self) -> str:
-        """Changes when the content may have changed."""
-        ...
-
-    def changed(self) -> bool:
-        """Whether the content is another one than was described."""
-        ...
-
-    def select(self, bands: Bands) -> Source:
-        """The source with these bands only, in this order."""
-        ...
-
-    def crop(self, window: Window) -> Source:
-        """A window of the source, as a source."""
-        ...
-
-    def read(self, window: Window) -> Pixels:
-        """Pixels of a window inside the raster."""
-        ...
-
-    def reader(self, window: Window) -> Callable[[Window], Pixels]:
-        """Gives the pixels of windows inside this one, which will all be asked for."""
-        ...
-
-    def cache_bytes(self, window: Window, threads: int = 1) -> int:
-        """Bytes of cache with which tiles of windows like this one are read once."""
-        ...
-
-    def thinned(self, largest: int) -> Pixels:
-        """Every n-th pixel of the whole raster, so that no side exceeds `largest`."""
-        ...
+_lately_opened: OrderedDict[str, tuple[Source, xr.DataArray]] = OrderedDict()
 
 
 class ArraySource:
@@ -152,6 +93,11 @@ class ArraySource:
         return data if isinstance(data, da.Array) else da.from_array(data, chunks=-1)
 
     @property
+    def in_memory(self) -> bool:
+        """Whether the numbers are there, so that looking at some computes nothing."""
+        return isinstance(self._array.data, np.ndarray)
+
+    @property
     def valid(self) -> da.Array | None:
         """The mask as a dask array of bool ``(y, x)``; None where every pixel is valid."""
         data = self.data
@@ -209,9 +155,34 @@ class ArraySource:
         """None: what is computed is not cached."""
         return 0
 
+    @property
+    def nodata(self) -> tuple[float | None, ...]:
+        """The attribute ``_FillValue`` or ``nodata``, for every band."""
+        return (self._nodata,) * len(self._names)
+
+    @property
+    def striped(self) -> bool:
+        """Never: how its numbers come about is not known."""
+        return False
+
+    @property
+    def remote(self) -> bool:
+        """Never, as far as is known."""
+        return False
+
+    @property
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        """None."""
+        return ()
+
+    def nbytes(self, window: Window) -> int:
+        """Bytes of a window's pixels."""
+        height, width = window.shape
+        return int(height * width * len(self._names) * self._array.dtype.itemsize)
+
 
 def open_raster(
-    source: str | os.PathLike[str] | xr.DataArray,
+    source: Any,
     *,
     bands: Bands = None,
     chunks: int | tuple[int, int] | Literal["auto"] = "auto",
@@ -219,28 +190,48 @@ def open_raster(
     window: tuple[int, int, int, int] | None = None,
     mask: bool = True,
     sign: Sign | None = None,
+    stack: Literal["bands"] | None = None,
+    like: Any = None,
+    crs: Any = None,
+    resolution: float | tuple[float, float] | None = None,
+    resampling: Any = "nearest",
 ) -> xr.DataArray:
     """Open a raster lazily.
 
     Parameters
     ----------
-    source : path, URL or DataArray
-        Anything GDAL opens; a DataArray passes through, with `bands` applied.
+    source : path, URL, list of paths, mapping or DataArray
+        Anything GDAL opens; a DataArray passes through, with `bands` applied.  A list is a mosaic
+        on one grid: later files lie over earlier ones where they are valid (as with
+        ``gdalbuildvrt``), what none covers is nodata.  A mapping gives a file, or a list of files,
+        for each band: ``{"B02": "b02.jp2", "B11": "b11.jp2"}``; bands of several resolutions come
+        onto the finest grid.
     bands : sequence of str or int, optional
         Names (band descriptions) or numbers from 1, in the order wanted.
     chunks : int, tuple of int or "auto"
         Side of a chunk in pixels, or ``(y, x)``; "auto" takes a multiple of the file's blocks near
         2048.
     nodata : float, optional
-        Replaces the file's own nodata.
+        Replaces the files' own nodata.
     window : tuple of int, optional
         ``(row, col, height, width)`` in pixels.
     mask : bool, default True
-        Honour nodata, NaN, alpha and mask bands; False takes every pixel as valid.
+        Honour nodata, NaN, alpha and mask bands; False takes every pixel as valid.  Gaps of a
+        mosaic are nodata even so.
     sign : callable, optional
         For URLs that expire: gives the address to open for `source`.  It is called by the worker
         that reads, whenever it opens the file, also when a read has failed.  A function of a
         module that workers can import.
+    stack : {None, "bands"}
+        "bands": a list is one single-band file per band, named by description or file.
+    like : path, DataArray or Grid, optional
+        Put everything on this grid.
+    crs, resolution : optional
+        Put everything on a grid of this CRS and this pixel size, one number or ``(y, x)``, in whole
+        multiples of it, around all files.  What is left out is that of the files.
+    resampling : str, default "nearest"
+        How files come onto a grid that is not theirs: nearest, bilinear, cubic, cubic_spline,
+        lanczos, average, mode, max, min, med, q1, q3 or rms.  Nodata is left out of kernels.
 
     Returns
     -------
@@ -249,14 +240,16 @@ def open_raster(
         nodata the coordinate ``mask`` ``(y, x)`` is True on the valid ones.  A pixel is nodata when
         any of the bands is.  Transform, CRS, ground control points and RPCs are in ``spatial_ref``;
         the file's scale and offset, where it has them, are the coordinates ``scale`` and ``offset``
-        of the bands.
+        of the bands.  Files of a mosaic that are scaled differently come as physical values in
+        float32.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it is not a raster, a band is unknown or doubled, or the window lies outside.
+        If it is not a raster, a band is unknown or doubled, or the window lies outside; if files
+        of a mosaic differ in bands or dtype, or are on several grids and none is asked for.
 
     Examples
     --------
@@ -264,12 +257,24 @@ def open_raster(
     >>> scene = open_raster(demo_path(), bands=["red", "nir"])
     >>> scene.dims, scene.shape, scene.band.values.tolist()
     (('band', 'y', 'x'), (2, 384, 768), ['red', 'nir'])
+    >>> open_raster(demo_path(), resolution=20, resampling="average").shape
+    (6, 192, 384)
     """
+    target = TargetGrid.of(like, crs, resolution, resampling)
     if isinstance(source, xr.DataArray):
+        if target.given or stack is not None:
+            raise ValueError(
+                "an array is on its grid already: resample it with xarray or rioxarray, or pass "
+                "the path to open_raster"
+            )
         return _opened(source, bands, chunks, nodata, window, mask)
-    raster = describe(source, bands=bands, nodata=nodata, window=window, mask=mask, sign=sign)
-    sides = _chunk_sides(raster, chunks)
-    return _lazy(raster, sides, mask)
+    reading = Reading(nodata, mask, sign, stack, target)
+    opened = _cropped(assembled(source, reading, bands), window)
+    return _lazy(opened, _chunk_sides(opened, chunks), mask)
+
+
+def _cropped(source: Source, window: tuple[int, int, int, int] | None) -> Source:
+    return source if window is None else source.crop(window_of(window, source.grid))
 
 
 def _opened(
@@ -297,41 +302,37 @@ def _opened(
 
 
 def source_of(
-    source: str | os.PathLike[str] | xr.DataArray,
-    *,
-    bands: Bands = None,
-    window: tuple[int, int, int, int] | None = None,
+    source: Any, *, bands: Bands = None, window: tuple[int, int, int, int] | None = None
 ) -> Source:
-    """A path or DataArray as a `Source`.
+    """What `open_raster` takes as a `Source`.
 
-    A DataArray as `open_raster` made it stands for its file again.  Read as an array, all of a
+    A DataArray as `open_raster` made it stands for its files again.  Read as an array, all of a
     chunk is decoded for whichever part of it is asked for: eight times the file in a run whose
     chunks have its size, for each touches eight others with its halo.
     """
     if not isinstance(source, xr.DataArray):
-        return describe(source, bands=bands, window=window)
-    raster = _opened_raster(source)
-    if raster is not None:
-        raster = raster if window is None else raster.crop(window_of(window, raster.grid))
-        return raster.select(bands)
+        return _cropped(assembled(source, Reading(), bands), window)
+    files = _opened_raster(source)
+    if files is not None:
+        return _cropped(files, window).select(bands)
     if window is not None:
         rows, cols = window_of(window, grid_of(source)).slices()
         source = source.isel(y=rows, x=cols)
     return ArraySource(source).select(bands)
 
 
-def _opened_raster(array: xr.DataArray) -> Raster | None:
-    """The file of an array that nothing was done to since it was opened."""
+def _opened_raster(array: xr.DataArray) -> Source | None:
+    """The files of an array that nothing was done to since it was opened."""
     if not isinstance(array.data, da.Array):
         return None
-    raster, made = _lately_opened.get(array.data.name, (None, array))
+    source, made = _lately_opened.get(array.data.name, (None, array))
     same = (
         array.dims == made.dims
         and array.attrs == made.attrs
         and array.coords.keys() == made.coords.keys()
         and all(_same_coord(array.coords[name], made.coords[name]) for name in made.coords)
     )
-    return raster if same else None
+    return source if same else None
 
 
 def _same_coord(one: xr.DataArray, other: xr.DataArray) -> bool:
@@ -340,9 +341,9 @@ def _same_coord(one: xr.DataArray, other: xr.DataArray) -> bool:
     return bool(one.variable.identical(other.variable))  # type: ignore[no-untyped-call]
 
 
-def _lazy(raster: Raster, sides: tuple[int, int], mask: bool) -> xr.DataArray:
-    """The DataArray over a `Raster`."""
-    count, shape = len(raster.indexes), raster.grid.shape
+def _lazy(raster: Any, sides: tuple[int, int], mask: bool) -> xr.DataArray:
+    """The DataArray over a `Raster`, or over what is made of several."""
+    count, shape = len(raster.band_names), raster.grid.shape
     chunks = da.core.normalize_chunks((count, *sides), (count, *shape), dtype=raster.dtype)
     name = f"daskinfer-read-{tokenize(raster, chunks)}"
     template = da.zeros((count, *shape), chunks=chunks, dtype=raster.dtype)
@@ -355,7 +356,7 @@ def _lazy(raster: Raster, sides: tuple[int, int], mask: bool) -> xr.DataArray:
         meta=np.empty((0, 0, 0), raster.dtype),
     )
     coords: dict[str, Any] = {"band": ("band", list(raster.band_names)), **raster.grid.coords()}
-    if mask and raster.has_mask:
+    if raster.has_mask and (mask or not isinstance(raster, Raster)):
         coords["mask"] = (("y", "x"), _lazy_mask(raster, data))
     # On the band axis, so that they follow a selection of bands.
     if any(scale != 1 for scale in raster.scales) or any(raster.offsets):
@@ -367,15 +368,16 @@ def _lazy(raster: Raster, sides: tuple[int, int], mask: bool) -> xr.DataArray:
     known = {value for value in raster.nodata if value is not None}
     if len(known) == 1:
         attrs["_FillValue"] = known.pop()
-    array = xr.DataArray(data, coords, ("band", "y", "x"), Path(raster.path).stem or None, attrs)
+    title = Path(getattr(raster, "path", "")).stem or None
+    array = xr.DataArray(data, coords, ("band", "y", "x"), title, attrs)
     _lately_opened[name] = raster, array.copy()
     while len(_lately_opened) > _KEPT_OPENED:
         _lately_opened.popitem(last=False)
     return array
 
 
-def _lazy_mask(raster: Raster, data: da.Array) -> da.Array:
-    if raster.mask is None:
+def _lazy_mask(raster: Any, data: da.Array) -> da.Array:
+    if isinstance(raster, Raster) and raster.mask is None:
         # From the numbers at hand: the file is read once for both.
         return data.map_blocks(
             valid_pixels, raster.nodata, drop_axis=0, dtype=bool, meta=np.empty((0, 0), bool)
@@ -390,23 +392,26 @@ def _block_window(block_info: Any) -> Window:
     return Window(Span(*rows), Span(*cols))
 
 
-def _read_block(block: Array, raster: Raster, block_info: Any = None) -> Array:
+def _read_block(block: Array, raster: Any, block_info: Any = None) -> Array:
     return _read_chunk(raster, _block_window(block_info)).data
 
 
-def _read_mask(block: Array, raster: Raster, block_info: Any = None) -> Mask:
+def _read_mask(block: Array, raster: Any, block_info: Any = None) -> Mask:
     pixels = _read_chunk(raster, _block_window(block_info))
     return np.ones(block.shape, np.bool_) if pixels.valid is None else pixels.valid
 
 
-def _read_chunk(raster: Raster, window: Window) -> Pixels:
+def _read_chunk(raster: Any, window: Window) -> Pixels:
+    if not isinstance(raster, Raster):
+        pixels: Pixels = raster.read(window)
+        return pixels
     # Chunks have no pixels in common.  A mask that the file keeps is a chunk of its own, for which
     # the numbers are read too.
     shared = raster.mask is not None or not raster.whole_blocks(window)
     return raster.read(window, cached=shared)
 
 
-def _chunk_sides(raster: Raster, chunks: int | tuple[int, int] | str) -> tuple[int, int]:
+def _chunk_sides(raster: Any, chunks: int | tuple[int, int] | str) -> tuple[int, int]:
     if chunks != "auto":
         return (chunks, chunks) if isinstance(chunks, int) else tuple(chunks)  # type: ignore[return-value]
     height, width = (

@@ -1,0 +1,1 @@
+"""Several files, or other things than files, as one source of windows."""

@@ -1,0 +1,184 @@
+"""`Source`: what the engine needs of a raster; and what sources made of others share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from ..blockcache import shared_cache
+from ..grid import Grid
+from ..pixels import Pixels, cutter
+from ..raster import Bands, Raster
+from ..tiling import Span, Window
+
+__all__ = ["Composite", "Source", "digest_of", "leaves", "whole_window"]
+
+C = TypeVar("C", bound="Composite")
+
+
+class Source(Protocol):
+    """What the engine needs of a raster; `Raster` reads files, `ArraySource` computes arrays."""
+
+    @property
+    def grid(self) -> Grid:
+        """Shape and georeferencing."""
+        ...
+
+    @property
+    def band_names(self) -> tuple[str, ...]:
+        """One name per band."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the raw numbers."""
+        ...
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """Scale per band, from raw numbers to physical values."""
+        ...
+
+    @property
+    def offsets(self) -> tuple[float, ...]:
+        """Offset per band."""
+        ...
+
+    @property
+    def nodata(self) -> tuple[float | None, ...]:
+        """Nodata per band, on raw numbers."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Changes when the content may have changed."""
+        ...
+
+    @property
+    def striped(self) -> bool:
+        """Whether it is stored in strips as wide as it is, and in more than one."""
+        ...
+
+    @property
+    def remote(self) -> bool:
+        """Whether reading goes over a network."""
+        ...
+
+    @property
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        """What was done to make it, as rows ``(name, text)`` of a plan."""
+        ...
+
+    def changed(self) -> bool:
+        """Whether the content is another one than was described."""
+        ...
+
+    def select(self, bands: Bands) -> Source:
+        """The source with these bands only, in this order."""
+        ...
+
+    def crop(self, window: Window) -> Source:
+        """A window of the source, as a source."""
+        ...
+
+    def read(self, window: Window) -> Pixels:
+        """Pixels of a window inside the raster."""
+        ...
+
+    def reader(self, window: Window) -> Callable[[Window], Pixels]:
+        """Gives the pixels of windows inside this one, which will all be asked for."""
+        ...
+
+    def cache_bytes(self, window: Window, threads: int = 1) -> int:
+        """Bytes of cache with which tiles of windows like this one are read once; 0 for none."""
+        ...
+
+    def nbytes(self, window: Window) -> int:
+        """Bytes of a window's pixels."""
+        ...
+
+    def thinned(self, largest: int) -> Pixels:
+        """Every n-th pixel of the whole raster, so that no side exceeds `largest`."""
+        ...
+
+
+class Composite:
+    """What sources made of other sources have in common."""
+
+    grid: Grid
+    dtype: str
+    band_names: tuple[str, ...]
+
+    @property
+    def sources(self) -> tuple[Any, ...]:
+        """Those that it is made of."""
+        raise NotImplementedError
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether any pixel can be nodata."""
+        return True
+
+    @property
+    def striped(self) -> bool:
+        """Whether any of its files is stored in strips."""
+        return any(source.striped for source in self.sources)
+
+    @property
+    def remote(self) -> bool:
+        """Whether any of its files is read over a network."""
+        return any(source.remote for source in self.sources)
+
+    def changed(self) -> bool:
+        """Whether any of its files is another one than was described."""
+        return any(source.changed() for source in self.sources)
+
+    def nbytes(self, window: Window) -> int:
+        """Bytes of a window's pixels."""
+        import numpy as np
+
+        height, width = window.shape
+        return height * width * (len(self.band_names) * np.dtype(self.dtype).itemsize + 1)
+
+    def read(self, window: Window) -> Pixels:
+        """Pixels of a window inside the raster."""
+        raise NotImplementedError
+
+    def cache_bytes(self, window: Window, threads: int = 1) -> int:
+        """Bytes of cache with which tiles of windows like this one are read once."""
+        raise NotImplementedError
+
+    def reader(self, window: Window) -> Callable[[Window], Pixels]:
+        """Gives the pixels of windows inside this one, which will all be asked for.
+
+        All at once where the cache is too small for the blocks of the files, as `Raster.reader`.
+        """
+        self.check(window)
+        if self.cache_bytes(window) <= shared_cache().capacity:
+            return self.read
+        return cutter(self.read(window), window)
+
+    def check(self, window: Window) -> None:
+        """Refuse a window that reaches outside."""
+        if window.clip(whole_window(self.grid)) != window:
+            raise ValueError(f"window {window.bounds()} reaches outside {self.grid.shape}")
+
+
+def whole_window(grid: Grid) -> Window:
+    """All of a raster."""
+    return Window(Span(0, grid.height), Span(0, grid.width))
+
+
+def leaves(source: Any) -> Iterator[Raster]:
+    """The files of which a source is made, in its order."""
+    if isinstance(source, Raster):
+        yield source
+        return
+    for part in getattr(source, "sources", ()):
+        yield from leaves(part)
+
+
+def digest_of(*facts: object) -> str:
+    """A short name for facts, the same in every process."""
+    return hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:32]
