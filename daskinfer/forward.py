@@ -128,11 +128,15 @@ class Forward(Device):
         import torch
 
         with memory_errors(), torch.inference_mode():
-            raw, mask = loaded
-            x = self.normalise(raw)
-            if mask is not None:
-                x = torch.where(mask[:, None], x, self._fill)
-            return self.postprocess(self.scores(x))
+            return self.postprocess(self.scores(self.prepared(loaded)))
+
+    def prepared(self, loaded: Any) -> torch.Tensor:
+        """What the network sees: normalised, nodata filled."""
+        import torch
+
+        raw, mask = loaded
+        x = self.normalise(raw)
+        return x if mask is None else torch.where(mask[:, None], x, self._fill)
 
     def copy_out(self, result: Any) -> Array:
         """The output as an array of its own."""

@@ -228,7 +228,9 @@ def make_device(inference: Inference) -> Device:
     if not isinstance(inference.device, str):
         return inference.device(inference)
     name = best_device(inference.device)
-    make = CudaForward if name.startswith("cuda") else Forward
+    make: type[Forward] = CudaForward if name.startswith("cuda") else Forward
+    if inference.model.output == "objects":
+        from .objects.forward import ObjectForward as make
     return make(
         inference.model,
         raster_scale=inference.raster_scale,

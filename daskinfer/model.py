@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Model", "ModelBytes", "load_model"]
 
-Output = Literal["classes", "probabilities", "values"]
+Output = Literal["classes", "probabilities", "values", "objects"]
 Numbers = tuple[float, ...]
 
 # Modules given by users of this process, found again by digest when a pickled Model comes back to
@@ -104,9 +104,10 @@ class Model:
     fill : float or None
         Raw number put into nodata pixels before the network; None means the mean, that is 0 after
         normalisation.
-    output : {"classes", "probabilities", "values"}
+    output : {"classes", "probabilities", "values", "objects"}
         ``"classes"``: index of the highest score (of one channel: score >= `threshold`).
         ``"probabilities"``: scores after `activation`.  ``"values"``: scores as they are.
+        ``"objects"``: boxes, for `daskinfer.detect`.
     activation : {None, "softmax", "sigmoid"}
         Applied to the scores.
     threshold : float or None

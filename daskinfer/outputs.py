@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from .ledger import Failure, Ledger
 from .objectstore import is_object, local_path, upload
 from .planner import Plan
 from .raster import Raster
+from .report import Report
 
 __all__ = ["Outputs", "work_path"]
 
@@ -85,6 +87,13 @@ class Outputs:
         form = self.plan.inference.form
         nodata = np.full((form.bands, *window.shape), form.nodata, form.dtype)
         self.work.append(encode_chunk(self.plan.cog, nodata, *window.origin, self.work.levels))
+
+    def take(self, result: Any) -> None:
+        """Note what a chunk told beside its pixels, which are in the work file."""
+
+    def told(self, report: Report) -> Report:
+        """The report, with what the chunks told."""
+        return report
 
     def mended(self, number: int) -> None:
         """Note that a chunk is done, if it had failed in an earlier run."""

@@ -88,6 +88,11 @@ class Plan:
         return self.inference.tiling
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """``(height, width)`` of the output in pixels."""
+        return self.cog.shapes[0]
+
+    @property
     def memory(self) -> int:
         """Bytes that one worker process takes, without what the model's own layers need."""
         return expected_memory(self.source, self.inference).total
@@ -262,6 +267,8 @@ def plan(
     if layout not in ("strict", "append"):
         raise ValueError(f"layout must be 'strict' or 'append', got {layout!r}")
     recipe = replaced(load_model(model), precision=precision, tta=tta, compile=compile)
+    if recipe.output == "objects":
+        raise ValueError("a model of objects makes no raster: pass it to detect()")
     raster = pick_bands(source_of(source, window=window), recipe)
     recipe = with_statistics(raster, recipe, statistics)
     block = _block(blocksize, chunk)

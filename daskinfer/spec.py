@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SPEC", "SYMMETRIES", "check_recipe", "check_spec", "tidy"]
 
-OUTPUTS = ("classes", "probabilities", "values")
+OUTPUTS = ("classes", "probabilities", "values", "objects")
 ACTIVATIONS = (None, "softmax", "sigmoid")
 SYMMETRIES = (
     "identity", "rot90", "rot180", "rot270", "hflip", "vflip", "transpose", "antitranspose",

@@ -30,6 +30,9 @@ from .infer import infer_chunk, release_actor, using_actor
 from .memory import GDAL_CACHE_MB, THREADS
 from .metrics import ActorMetrics
 from .model import ModelBytes
+from .objects.chunk import find_chunk
+from .objects.plan import ObjectPlan
+from .objects.table import Found
 from .outputs import work_path
 from .pixels import Pixels
 from .planner import Plan
@@ -56,12 +59,13 @@ _LONGEST = 3 * TASK_SECONDS
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What a finished chunk tells the client: numbers, never pixels."""
+    """What a finished chunk tells the client: numbers and objects, never pixels."""
 
     chunk: int
     tiles: int
     nonfinite: int
     seconds: float
+    found: Found | None = None
 
 
 @dataclass(frozen=True)
@@ -395,6 +399,11 @@ def _run_chunk(
     plan = station.plan
     index = plan.tiling.index_of(number)
     read = station.reader(plan.tiling.chunk_at(index).read)
+    if isinstance(plan, ObjectPlan):
+        least = plan.search.min_score
+        result = find_chunk(plan.inference, index, read, actor, station.ahead, least)
+        seconds = time.perf_counter() - start
+        return ChunkResult(number, result.tiles, result.dropped, seconds, result.found)
     stitched = infer_chunk(plan.inference, index, read, actor, station.ahead)
     row, col = plan.inference.window(index).origin
     with actor.recorder.span("encode", chunk=number):
