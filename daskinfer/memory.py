@@ -14,7 +14,7 @@ import numpy as np
 from .actor import RING
 from .blockcache import cache_limit, first_capacity
 from .inference import Inference
-from .raster import Raster, window_of
+from .raster import window_of
 from .readahead import MOST
 from .source import Source
 
@@ -110,10 +110,10 @@ def expected_memory(source: Source, inference: Inference) -> Memory:
 
 def _cached(source: Source, inference: Inference, threads: int) -> tuple[int, bool]:
     """Bytes of the caches, and whether chunks are read whole because they do not fit there."""
-    if not isinstance(source, Raster):
-        return 0, True
     chunk = inference.tiling.chunk_at((0, 0)).read
     need = source.cache_bytes(chunk, threads)
+    if not need:
+        return 0, True
     capacity = max(first_capacity(), need if need <= cache_limit() else 0)
     whole = source.cache_bytes(chunk) > capacity
     everything = source.nbytes(window_of((0, 0, *source.grid.shape), source.grid))

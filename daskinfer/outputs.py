@@ -16,7 +16,6 @@ from .cog import WorkFile, encode_chunk
 from .ledger import Failure, Ledger
 from .objectstore import is_object, local_path, upload
 from .planner import Plan
-from .raster import Raster
 from .report import Report
 
 __all__ = ["Outputs", "work_path"]
@@ -147,5 +146,4 @@ class Outputs:
 
     def _order(self) -> Iterator[int]:
         tiling = self.plan.tiling
-        striped = isinstance(self.plan.source, Raster) and self.plan.source.striped
-        return tiling.order(tiling.grid[1]) if striped else tiling.order()
+        return tiling.order(tiling.grid[1]) if self.plan.source.striped else tiling.order()

@@ -127,6 +127,7 @@ class Plan:
         size = form.bands * np.dtype(form.dtype).itemsize * math.prod(self.cog.shapes[0])
         return [
             ("source", f"{height} x {width} px, bands {', '.join(self.source.band_names)}"),
+            *self.source.notes,
             ("model", f"{self.model.name}, {self.model.output}, {self.model.precision}"),
             ("receptive field", field_text(field)),
             _context_row(self.inference, self.seam),
@@ -145,7 +146,7 @@ class Plan:
 
 
 def plan(
-    source: str | os.PathLike[str] | xr.DataArray,
+    source: Any,
     model: Any,
     output: str | os.PathLike[str],
     *,
@@ -177,7 +178,7 @@ def plan(
 
     Parameters
     ----------
-    source : path, URL or DataArray
+    source : path, URL, list of paths, mapping or DataArray
         As for `open_raster`.
     model : Model or anything that `load_model` takes
     output : path or URL

@@ -25,7 +25,6 @@ from .halo import (
 )
 from .inference import Inference
 from .model import Model
-from .raster import Raster
 from .source import Source
 from .tiling import AxisTiling, Tiling, round_up
 
@@ -269,7 +268,7 @@ def _chunked(axes: list[AxisTiling], chunk: Any, choice: Choice, scale: Fraction
 
 def _strips_too_many(source: Source, tiling: Tiling) -> bool:
     """Whether a file is stored in strips of which the cache cannot hold those of a chunk."""
-    if not isinstance(source, Raster) or not source.striped:
+    if not source.striped:
         return False
     return source.cache_bytes(tiling.chunk_at((0, 0)).read) > cache_limit()
 

@@ -36,9 +36,7 @@ from .objects.table import Found
 from .outputs import work_path
 from .pixels import Pixels
 from .planner import Plan
-from .raster import Raster
 from .readahead import MOST, ReadAhead
-from .remote import is_remote
 from .source import Source
 from .spans import Span, StageTimes
 from .tiling import Window
@@ -234,9 +232,8 @@ class _Station:
         if self._shipped is not None:
             self._shipped.receive()
         source, tiling = self.plan.source, self.plan.tiling
-        if isinstance(source, Raster):
-            # Tiles of all chunks at work find the blocks that they share.
-            reserve(source.cache_bytes(tiling.chunk_at((0, 0)).read, THREADS))
+        # Tiles of all chunks at work find the blocks that they share.
+        reserve(source.cache_bytes(tiling.chunk_at((0, 0)).read, THREADS))
         actor = self._resources.enter_context(using_actor(self.plan.inference))
         # It may have served a prediction before.
         actor.clear_metrics()
@@ -251,8 +248,7 @@ def _readers(source: Source, cores: int) -> int:
     From a local file decoding is what takes time, and more threads than cores would only make the
     device's threads wait for one; from a remote one it is waiting.
     """
-    waits = isinstance(source, Raster) and is_remote(source.path)
-    return MOST if waits else max(2, cores)
+    return MOST if source.remote else max(2, cores)
 
 
 _stations: dict[str, _Station] = {}
