@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import xarray as xr
 
 from . import display
 from ._version import __version__
@@ -360,6 +359,10 @@ def check_output(path: str, source: Any, overwrite: bool) -> str:
 
 
 def _same_file(source: Any, path: str) -> bool:
+    """Whether a path is that of a source, or of any in a list or mapping of them."""
+    if isinstance(source, (list, tuple, dict)):
+        several = source.values() if isinstance(source, dict) else source
+        return any(_same_file(one, path) for one in several)
     named = isinstance(source, (str, os.PathLike))
     return (
         named and os.path.exists(source) and os.path.exists(path) and os.path.samefile(source, path)
