@@ -162,6 +162,7 @@ class InferenceActor:
         self._producers = 0
         self._closed = False
         self._taken = 0
+        self._since: float | None = None  # when the batch that runs now was begun
         self._metrics = ActorMetrics(batch_size=batch_size, note=note, device=self._device.name)
         # One batch may wait between two stages: enough to overlap them, no more in memory.
         self._loaded: queue.Queue[_Batch | None] = queue.Queue(1)
@@ -197,6 +198,19 @@ class InferenceActor:
         """Whether the next tile would have to wait for room."""
         with self._changed:
             return self._open is None and not self._free
+
+    @property
+    def waiting(self) -> int:
+        """Tiles in the mailbox."""
+        with self._changed:
+            boxes = self._sealed if self._open is None else [*self._sealed, self._open]
+            return sum(len(box.futures) for box in boxes)
+
+    @property
+    def running(self) -> float:
+        """Seconds for which the batch on the device has run; its time is not in the metrics yet."""
+        since = self._since
+        return 0.0 if since is None else time.perf_counter() - since
 
     def clear_metrics(self) -> None:
         """Start counting anew."""
@@ -314,7 +328,7 @@ class InferenceActor:
 
     def _forward(self) -> None:
         while (batch := self._loaded.get()) is not None:
-            start = time.perf_counter()
+            start = self._since = time.perf_counter()
             try:
                 if batch.error is not None:
                     raise batch.error
@@ -324,6 +338,7 @@ class InferenceActor:
                 batch.outcomes = self._in_parts(batch.buffer, error)
             batch.interval = start, time.perf_counter()
             with self._changed:
+                self._since = None
                 self._ahead -= 1
                 self._changed.notify_all()
             self._ran.put(batch)

@@ -123,6 +123,8 @@ class Dispatch:
         What a task asks of its worker.
     most : int, default 64
         Chunks in a task at most.
+    name : callable, optional
+        How Dask is to call a task, as a tuple, by its first chunk.
     """
 
     client: Client
@@ -131,6 +133,7 @@ class Dispatch:
     workers: Callable[[], dict[str, int]]
     resources: dict[str, float] | None = None
     most: int = MOST
+    name: Callable[[int], tuple[Any, ...]] | None = None
     pace: Pace = field(default_factory=Pace)
     tasks: int = 0
     _flying: dict[Any, tuple[Future, tuple[int, ...]]] = field(default_factory=dict)
@@ -242,7 +245,8 @@ class Dispatch:
             return
         first = self.tasks
         self.tasks += len(groups)
-        keys = [(f"infer-{self.run}", first + n, group[0]) for n, group in enumerate(groups)]
+        # The count makes them unique: a chunk may be tried again.
+        keys = [(*self._named(group[0]), first + n) for n, group in enumerate(groups)]
         futures = self.client.map(
             self.task,
             [self.run] * len(groups),
@@ -255,6 +259,9 @@ class Dispatch:
         for future, group in zip(futures, groups, strict=True):
             self._flying[future.key] = future, group
             future.add_done_callback(self._landing.put)
+
+    def _named(self, number: int) -> tuple[Any, ...]:
+        return (f"chunk-{self.run}", number) if self.name is None else self.name(number)
 
     def _landed(self, timeout: float = _THREADS_EVERY) -> list[Answer]:
         """All answers that are there, one at least unless none comes in time."""

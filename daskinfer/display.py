@@ -9,6 +9,7 @@ __all__ = [
     "Row",
     "bytes_text",
     "count_text",
+    "duration_text",
     "html_table",
     "seconds_text",
     "sides_text",
@@ -74,6 +75,20 @@ def seconds_text(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.1f} s"
     return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 else f"{seconds * 1e6:.0f} us"
+
+
+def duration_text(seconds: float) -> str:
+    """A time to wait for, no finer than is of use.
+
+    >>> duration_text(7.2), duration_text(200), duration_text(8000), duration_text(200_000)
+    ('7 s', '3 min 20 s', '2 h 13 min', '2 d 7 h')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    units = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+    large, name, small, other = next(unit for unit in units if whole >= unit[0])
+    return f"{whole // large} {name} {whole % large // small} {other}"
 
 
 def count_text(number: int) -> str:

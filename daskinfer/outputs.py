@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .cog import WorkFile, encode_chunk
+from .draft import Work
 from .ledger import Failure, Ledger
 from .objectstore import is_object, local_path, upload
 from .planner import Plan
@@ -40,7 +40,7 @@ class Outputs:
     """The work file and the ledger of a run; made by `prepare`."""
 
     plan: Plan
-    work: WorkFile
+    work: Work
     ledger: Ledger
     broken: set[int]
 
@@ -58,16 +58,21 @@ class Outputs:
             os.replace(_kept_path(path), path)
         with Ledger(f"{path}.jsonl") as ledger:
             if plan.overwrite or not os.path.exists(path):
-                Path(path).unlink(missing_ok=True)
+                plan.draft.discard(path)
                 ledger.begin(plan.settings())
-                WorkFile.create(path, plan.cog, plan.inference.chunk).close()
+                plan.draft.create(path).close()
             else:
                 ledger.go_on(plan.settings(), path)
-            with WorkFile.open(path, plan.cog, plan.inference.chunk) as work:
+            with plan.draft.open(path) as work:
                 yield cls(plan, work, ledger, {failure.chunk for failure in ledger.failures()})
 
-    def todo(self) -> tuple[Iterator[int], int]:
+    def todo(self, finished: NDArray[np.bool_] | None = None) -> tuple[Iterator[int], int]:
         """Chunks that are not in the work file, or are there as the nodata of a failure.
+
+        Parameters
+        ----------
+        finished : ndarray of bool, optional
+            What `finished` returned, where it is known.
 
         Returns
         -------
@@ -76,7 +81,7 @@ class Outputs:
         int
             How many they are.
         """
-        finished = self._finished()
+        finished = self.finished() if finished is None else finished
         order = (number for number in self._order() if not finished[number])
         return order, int(finished.size - np.count_nonzero(finished))
 
@@ -85,7 +90,7 @@ class Outputs:
         window = self.plan.inference.window(self.plan.tiling.index_of(failure.chunk))
         form = self.plan.inference.form
         nodata = np.full((form.bands, *window.shape), form.nodata, form.dtype)
-        self.work.append(encode_chunk(self.plan.cog, nodata, *window.origin, self.work.levels))
+        self.work.append(self.plan.draft.encode(nodata, *window.origin))
 
     def take(self, result: Any) -> None:
         """Note what a chunk told beside its pixels, which are in the work file."""
@@ -104,8 +109,8 @@ class Outputs:
         """Turn the work file into the output; returns its bytes."""
         local = _local(self.plan)
         with self._kept() if is_object(self.plan.output) else contextlib.nullcontext():
-            self.work.finish(local, self.plan.layout, failed=len(failures))
-            size = os.path.getsize(local)
+            corners = [self._corner(failure) for failure in failures]
+            size = self.work.finish(local, self.plan.layout, failed=corners)
             if is_object(self.plan.output):
                 try:
                     upload(local, self.plan.output)
@@ -119,6 +124,10 @@ class Outputs:
             lacking.unlink(missing_ok=True)
             self.ledger.remove()
         return size
+
+    def _corner(self, failure: Failure) -> tuple[int, int]:
+        """First pixel of a chunk in the output."""
+        return self.plan.inference.window(self.plan.tiling.index_of(failure.chunk)).origin
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
@@ -134,7 +143,8 @@ class Outputs:
             raise
         os.unlink(kept)
 
-    def _finished(self) -> NDArray[np.bool_]:
+    def finished(self) -> NDArray[np.bool_]:
+        """Whether each chunk is in the work file, in row-major order."""
         inference, tiling = self.plan.inference, self.plan.tiling
         done = self.work.done(
             [inference.window((i, 0)).rows.start for i in range(tiling.grid[0])],

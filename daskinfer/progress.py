@@ -20,23 +20,17 @@ from numpy.typing import NDArray
 from rasterio.errors import NotGeoreferencedWarning
 
 from . import tiff
+from .dashboard import states as chunk_states
+from .dashboard.states import DONE, FAILED, MISSING, SKIPPED, thinned
 from .ledger import Failure, read_ledger
 from .tiling import AxisTiling
 
 __all__ = ["STATES", "Progress", "read_progress", "write_map"]
 
-STATES = ("missing", "done", "skipped", "failed")
+STATES = chunk_states.STATES[:4]
 """Of a chunk, by number.  Skipped: done, and all of it nodata."""
 
-_MISSING, _DONE, _SKIPPED, _FAILED = range(4)
-_COLORS = {
-    _MISSING: (70, 70, 70, 255),
-    _DONE: (52, 160, 88, 255),
-    _SKIPPED: (205, 222, 210, 255),
-    _FAILED: (214, 56, 44, 255),
-}
-# Where several chunks share a pixel of the map, the first of these that one of them has.
-_WORST = (_FAILED, _MISSING, _DONE, _SKIPPED)
+_COLORS = {state: (*chunk_states.COLORS[state], 255) for state in range(len(STATES))}
 # Between the header and the one tile of nodata, as `daskinfer.cog` writes it.
 _SHARED = struct.Struct("<IQ")
 _LARGEST = 1024
@@ -88,8 +82,8 @@ def read_progress(path: str | os.PathLike[str]) -> Progress | None:
     ]
     there = _all_of(counts > 0, starts)
     empty = _all_of((counts > 0) & (offsets == shared), starts)
-    states = np.where(there, np.where(empty, _SKIPPED, _DONE), _MISSING).astype(np.uint8)
-    states.flat[[failure.chunk for failure in failures]] = _FAILED
+    states = np.where(there, np.where(empty, SKIPPED, DONE), MISSING).astype(np.uint8)
+    states.flat[[failure.chunk for failure in failures]] = FAILED
     return Progress(states, failures, settings)
 
 
@@ -104,7 +98,7 @@ def write_map(progress: Progress, picture: str | os.PathLike[str]) -> None:
     picture : path
         Up to 1024 px a side: the chunks of very large grids share pixels, which show the worst.
     """
-    states = _thinned(progress.states)
+    states, _ = thinned(progress.states, _LARGEST)
     states = states.repeat(side := max(1, _LARGEST // max(states.shape)), 0).repeat(side, 1)
     profile = {"driver": "PNG", "height": states.shape[0], "width": states.shape[1], "count": 1}
     with warnings.catch_warnings():
@@ -156,13 +150,3 @@ def _block_starts(axis: AxisTiling, size: int, block: int) -> list[int]:
 def _all_of(blocks: NDArray[np.bool_], starts: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
     down = np.logical_and.reduceat(blocks, starts[0], axis=0)
     return np.asarray(np.logical_and.reduceat(down, starts[1], axis=1))
-
-
-def _thinned(states: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    step = -(-max(states.shape) // _LARGEST)
-    if step == 1:
-        return states
-    rank = np.argsort(_WORST)[states]
-    for axis in (0, 1):
-        rank = np.minimum.reduceat(rank, range(0, states.shape[axis], step), axis=axis)
-    return np.asarray(_WORST, np.uint8)[rank]

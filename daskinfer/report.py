@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from . import display
+from .dashboard.states import ChunkMap
 from .diagnosis import Load, diagnose
 from .ledger import Failure
 from .spans import StageTimes
 
-__all__ = ["Report"]
+__all__ = ["Report", "check_html"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Report:
         Chunks that failed for good and are nodata in the output.
     file_bytes : int
         Size of the output.
+    chunk_map : ChunkMap or None
+        What became of each chunk.
     """
 
     output: str
@@ -61,6 +66,7 @@ class Report:
     nonfinite: int
     failures: tuple[Failure, ...]
     file_bytes: int
+    chunk_map: ChunkMap | None = None
 
     @property
     def complete(self) -> bool:
@@ -104,6 +110,36 @@ class Report:
     def _repr_html_(self) -> str:
         return display.html_table(self._title, self._rows())
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report with the map of its chunks as one HTML file that needs nothing else.
+
+        Parameters
+        ----------
+        path : path
+            Named ``.html``; replaced if it exists.
+
+        Raises
+        ------
+        ValueError
+            If it has another name.
+        FileNotFoundError
+            If its folder does not exist.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> import daskinfer as di
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     source, page = di.demo_scene(), os.path.join(folder, "report.html")
+        ...     di.run(source, di.demo_model(), os.path.join(folder, "clouds.tif")).save(page)
+        ...     os.path.getsize(page) > 2000
+        True
+        """
+        from .dashboard.reportpage import report_page
+
+        check_html(path, "path")
+        Path(path).write_text(report_page(self), encoding="utf-8")
+
     @property
     def _wall(self) -> float:
         return max(self.seconds, 1e-9)
@@ -145,3 +181,21 @@ class Report:
 def _times_text(times: StageTimes) -> str:
     quantiles = (display.seconds_text(times.quantile(share)) for share in (0.5, 0.95, 0.99))
     return f"{', '.join(quantiles)}, {display.count_text(times.count)}"
+
+
+def check_html(path: str | os.PathLike[str] | None, name: str) -> None:
+    """Refuse, before any work, what an HTML file could not be written to.
+
+    >>> check_html("report.pdf", "report")
+    Traceback (most recent call last):
+        ...
+    ValueError: report is written as HTML: name it .html, got 'report.pdf'
+    """
+    if path is None:
+        return
+    file = Path(path)
+    if file.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{name} is written as HTML: name it .html, got {os.fspath(path)!r}")
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{name}: folder {str(folder)!r} does not exist: make it first")

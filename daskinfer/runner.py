@@ -12,28 +12,45 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from distributed import Client, KilledWorker, get_client
+from distributed import Client, KilledWorker, get_client, performance_report
 
 from .clusters import cluster
-from .diagnosis import Load
+from .dashboard.feed import feeding
+from .dashboard.view import RunView
 from .dispatch import Answer, Dispatch
 from .errors import InferenceError
 from .ledger import Failure
-from .monitor import Callback, ChunkDone, ChunkFailed, ChunkRetried, Event, RunFinished, RunStarted
+from .metrics import Meters
+from .monitor import (
+    Callback,
+    ChunkDone,
+    ChunkFailed,
+    ChunkRetried,
+    Event,
+    Metered,
+    RunFinished,
+    RunFinishing,
+    RunStarted,
+    RunStopped,
+    RunStopping,
+)
+from .objects.plan import ObjectPlan
 from .outputs import Outputs, work_path
 from .planner import Plan, check_output
 from .planner import plan as make_plan
 from .raster import layout_warning
-from .report import Report
-from .spans import StageTimes
+from .report import Report, check_html
 from .station import ChunkError, GroupResult, StationPlugin, run_chunks, stop_station
 from .trace import TraceWriter
 
-__all__ = ["run"]
+__all__ = ["Job", "execute", "run"]
+
+Job = Plan | ObjectPlan
 
 _ATTEMPTS = 3
 # Seconds that a run which is stopped waits for the chunks at work.
@@ -50,6 +67,8 @@ def run(
     client: Client | None = None,
     callbacks: Sequence[Callback] = (),
     trace: str | os.PathLike[str] | None = None,
+    dashboard: bool = True,
+    performance_report: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Report:
     """Run a model over a raster and write the result as a Cloud Optimized GeoTIFF.
@@ -72,6 +91,11 @@ def run(
     trace : path, optional
         Write a timeline of every stage of every tile and chunk, which https://ui.perfetto.dev and
         chrome://tracing open.
+    dashboard : bool, default True
+        Show the run on a page of its own on Dask's dashboard.  A scheduler whose environment lacks
+        daskinfer or bokeh is warned of once, and the run goes on.
+    performance_report : path, optional
+        Also write Dask's own report of the tasks, workers and scheduler, an HTML file.
     **options
         Of `plan`.
 
@@ -98,18 +122,53 @@ def run(
     (True, 1)
     """
     plan = _planned(source, model, output, options)
-    _check_callbacks(callbacks)
     check_output(plan.output, None, plan.overwrite)
+    return execute(
+        plan,
+        Outputs.prepare,
+        client=client,
+        callbacks=callbacks,
+        trace=trace,
+        dashboard=dashboard,
+        performance_report=performance_report,
+    )
+
+
+def execute(
+    plan: Job,
+    prepare: Callable[[Any], AbstractContextManager[Any]],
+    *,
+    client: Client | None = None,
+    callbacks: Sequence[Callback] = (),
+    trace: str | os.PathLike[str] | None = None,
+    dashboard: bool = True,
+    performance_report: str | os.PathLike[str] | None = None,
+) -> Report:
+    """Run any plan.
+
+    Parameters
+    ----------
+    plan : Plan or ObjectPlan
+        With its output checked.
+    prepare : callable
+        Makes what takes the results of a plan, as `Outputs.prepare`.
+    client, callbacks, trace, dashboard, performance_report
+        As for `run`.
+    """
+    _check_callbacks(callbacks)
+    check_html(performance_report, "performance_report")
     if plan.source.changed():
         raise ValueError("the source has changed since it was planned: plan again")
     with (
         _terminable(),
         _tracing(trace) as writers,
         _client(client) as active,
-        Outputs.prepare(plan) as outputs,
+        prepare(plan) as outputs,
+        _performance(active, performance_report),
+        feeding(active, view := RunView(), dashboard) as (feeds, link),
     ):
-        driver = _Driver(plan, active, outputs, [*callbacks, *writers], bool(writers))
-        return driver.drive()
+        listeners = [view, *callbacks, *writers, *feeds]
+        return _Driver(plan, active, outputs, view, listeners, link, bool(writers)).drive()
 
 
 @contextlib.contextmanager
@@ -119,6 +178,16 @@ def _tracing(path: str | os.PathLike[str] | None) -> Iterator[list[TraceWriter]]
         return
     with TraceWriter(path) as writer:
         yield [writer]
+
+
+@contextlib.contextmanager
+def _performance(client: Client, path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Have Dask report on its part."""
+    if path is None:
+        yield
+        return
+    with client.as_current(), performance_report(filename=os.fspath(path)):
+        yield
 
 
 def _check_callbacks(callbacks: Sequence[Callback]) -> None:
@@ -179,28 +248,47 @@ def _terminable() -> Iterator[None]:
 class _Driver:
     """One execution of a plan."""
 
-    plan: Plan
+    plan: Job
     client: Client
-    outputs: Outputs
+    outputs: Any
+    view: RunView
     callbacks: Sequence[Callback]
+    link: str = ""
     tracing: bool = False
     run: str = field(default_factory=lambda: f"daskinfer-{uuid.uuid4().hex[:8]}")
     tiles: int = 0
     nonfinite: int = 0
     retries: int = 0
-    metrics: dict[tuple[str, int], GroupResult] = field(default_factory=dict)
+    meters: Meters = field(default_factory=Meters)
     # Workers on which an attempt at a chunk failed.
     tried: dict[int, list[str]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     suspects: list[int] = field(default_factory=list)
 
     def drive(self) -> Report:
+        try:
+            return self._drive()
+        except BaseException as error:
+            # A display that fails must not hide why the run did.
+            with contextlib.suppress(Exception):
+                self._emit(RunStopped(error))
+            raise
+
+    def _drive(self) -> Report:
         start = time.perf_counter()
-        todo, count = self.outputs.todo()
+        finished = self.outputs.finished()
+        todo, count = self.outputs.todo(finished)
         chunks = self.plan.tiling.chunks
-        self._emit(RunStarted(self.plan, chunks, chunks - count, self.client.dashboard_link))
+        self._emit(RunStarted(self.plan, chunks, chunks - count, self.link, self.run, finished))
         with self._stations():
-            dispatch = Dispatch(self.client, run_chunks, self.run, self._threads, self._placement())
+            dispatch = Dispatch(
+                self.client,
+                run_chunks,
+                self.run,
+                self._threads,
+                self._placement(),
+                name=self._task_name,
+            )
             try:
                 self._stream(dispatch, todo, count)
             except (KeyboardInterrupt, SystemExit):
@@ -212,8 +300,11 @@ class _Driver:
                 raise
             finally:
                 dispatch.cancel()
+        self._emit(RunFinishing())
         size = self.outputs.finish(self.failures)
-        report = self._report(chunks - count, time.perf_counter() - start, size)
+        report: Report = self.outputs.told(
+            self._report(chunks - count, time.perf_counter() - start, size)
+        )
         self._emit(RunFinished(report))
         return report
 
@@ -245,15 +336,31 @@ class _Driver:
 
     def _wind_down(self, dispatch: Dispatch) -> None:
         """Take what is nearly done; the file goes on from there."""
-        self._stop_stations()
-        for answer in dispatch.drain(_GRACE):
-            if answer.outcome is not None:
-                self._done(answer.outcome)
-        self._stop_stations(abort=True)
+        stop = time.monotonic() + _GRACE
+        at_work = self._stop_stations()
+        try:
+            self._emit(RunStopping(tuple(sorted(at_work)), _GRACE))
+            for answer in dispatch.drain(_GRACE):
+                if answer.outcome is not None:
+                    self._done(answer.outcome)
+                if at_work & set(answer.numbers):
+                    at_work -= set(answer.numbers)
+                    left = max(0.0, stop - time.monotonic())
+                    self._emit(RunStopping(tuple(sorted(at_work)), left))
+        finally:
+            self._stop_stations(abort=True)
 
-    def _stop_stations(self, abort: bool = False) -> None:
-        if self.client.status == "running":
-            self.client.run(stop_station, self.run, abort, on_error="ignore")
+    def _stop_stations(self, abort: bool = False) -> set[int]:
+        """Have no more chunks begun; returns those at work."""
+        if self.client.status != "running":
+            return set()
+        at_work = self.client.run(stop_station, self.run, abort, on_error="ignore")
+        return {number for numbers in at_work.values() for number in numbers}
+
+    def _task_name(self, number: int) -> tuple[str | int, ...]:
+        """What Dask's pages show: one name for all, and the place in the grid of chunks."""
+        name = self.run.replace("daskinfer-", "daskinfer-chunk-")
+        return (name, *self.plan.tiling.index_of(number))
 
     def _workers(self) -> dict[str, dict[str, Any]]:
         """Workers that chunks go to: those that declare a GPU, where any does."""
@@ -297,13 +404,13 @@ class _Driver:
                 self._failed(number, error, dispatch, fatal=isinstance(error, KilledWorker))
 
     def _done(self, result: GroupResult) -> None:
-        known = self.metrics.get(result.process)
-        if known is None or known.metrics.batches <= result.metrics.batches:
-            self.metrics[result.process] = result
+        self.meters.take(result.process, result.metrics, result.times)
+        self._emit(Metered(result.process, result.metrics, result.times))
         spans = result.spans
         for chunk in result.done:
             self.tiles += chunk.tiles
             self.nonfinite += chunk.nonfinite
+            self.outputs.take(chunk)
             self.outputs.mended(chunk.chunk)
             window = self._window(chunk.chunk)
             at = result.worker, spans, result.process
@@ -323,7 +430,7 @@ class _Driver:
             return
         failure = Failure(number, window, text, worker)
         self.outputs.ledger.failed(failure)
-        self._emit(ChunkFailed(number, window, text))
+        self._emit(ChunkFailed(number, window, text, worker))
         unwritable = fatal and not isinstance(error, KilledWorker)
         if self.plan.on_error == "raise" or unwritable:
             raise InferenceError(
@@ -348,37 +455,22 @@ class _Driver:
         return tiling.chunk_at(tiling.index_of(number)).window.bounds()
 
     def _report(self, resumed: int, seconds: float, file_bytes: int) -> Report:
-        last = self.metrics.values()
-        metrics = [result.metrics for result in last]
-        elapsed = sum(m.elapsed for m in metrics)
-        busy = sum(m.busy for m in metrics)
-        slots, batches = sum(m.slots for m in metrics), sum(m.batches for m in metrics)
-        load = Load(
-            busy=busy / elapsed if elapsed else 0.0,
-            busy_whole=busy / (seconds * len(metrics)) if metrics else 0.0,
-            fill=sum(m.tiles for m in metrics) / slots if slots else 0.0,
-            batches=batches,
-            batch_size=min((m.batch_size for m in metrics), default=0),
-            shrunk=any(m.shrunk for m in metrics),
-            stages=StageTimes.merged(result.times for result in last),
-            device=", ".join(sorted({m.device for m in metrics})),
-            precision=self.plan.model.precision,
-            source_note=layout_warning(self.plan.source, self.plan.tiling.chunk_at((0, 0)).read),
-        )
+        note = layout_warning(self.plan.source, self.plan.tiling.chunk_at((0, 0)).read)
         return Report(
             output=self.plan.output,
-            shape=self.plan.cog.shapes[0],
+            shape=self.plan.shape,
             chunks=self.plan.tiling.chunks,
             resumed=resumed,
             tiles=self.tiles,
             seconds=seconds,
-            load=load,
-            queue_depth=sum(m.queued for m in metrics) / batches if batches else 0.0,
-            batch_notes=tuple(sorted({m.note for m in metrics if m.note})),
+            load=self.meters.load(seconds, self.plan.model.precision, note),
+            queue_depth=self.meters.queue_depth,
+            batch_notes=self.meters.notes,
             retries=self.retries,
             nonfinite=self.nonfinite,
             failures=tuple(self.failures),
             file_bytes=file_bytes,
+            chunk_map=self.view.snapshot().chunk_map,
         )
 
 

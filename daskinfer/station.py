@@ -24,8 +24,10 @@ from distributed import WorkerPlugin, get_worker
 
 from .actor import InferenceActor
 from .blockcache import reserve, shared_cache
-from .cog import WorkFile, encode_chunk
+from .dashboard.gauges import expose_samples
+from .dashboard.samples import METRIC, Sample, take_sample
 from .dispatch import TASK_SECONDS
+from .draft import Work
 from .infer import infer_chunk, release_actor, using_actor
 from .memory import GDAL_CACHE_MB, THREADS
 from .metrics import ActorMetrics
@@ -48,6 +50,7 @@ __all__ = [
     "GroupResult",
     "StationPlugin",
     "run_chunks",
+    "station_samples",
     "stop_station",
 ]
 
@@ -174,22 +177,25 @@ def _causes(error: BaseException) -> str:
 class _Station:
     """State of one run in this process; shared by the workers of the process."""
 
-    def __init__(self, plan: Plan, shipped: ModelBytes | None, threads: int, tracing: bool) -> None:
+    def __init__(
+        self, plan: Plan | ObjectPlan, shipped: ModelBytes | None, threads: int, tracing: bool
+    ) -> None:
         self.plan = plan
         self.ahead = ReadAhead(most=_readers(plan.source, threads))
         self._tracing = tracing
         self.workers = 0
         self.stopping = self.aborting = False
+        self.at_work: set[int] = set()
         self._shipped = shipped
         self._threads = threads
         self._changed = threading.Condition()
         self._users = 0
         self._closed = False
         self._resources = contextlib.ExitStack()
-        self._opened: tuple[InferenceActor, WorkFile] | None = None
+        self._opened: tuple[InferenceActor, Work | None] | None = None
 
     @contextlib.contextmanager
-    def using(self) -> Iterator[tuple[InferenceActor, WorkFile]]:
+    def using(self) -> Iterator[tuple[InferenceActor, Work | None]]:
         """The actor and the work file, made by the first chunk; neither closes meanwhile."""
         with self._changed:
             if self._closed:
@@ -215,6 +221,20 @@ class _Station:
 
         return read_on
 
+    @contextlib.contextmanager
+    def working(self, number: int) -> Iterator[None]:
+        """Note that a chunk is at work here, for those who look on."""
+        self.at_work.add(number)
+        try:
+            yield
+        finally:
+            self.at_work.discard(number)
+
+    def sample(self, run: str) -> Sample:
+        """What there is to see here now."""
+        opened = self._opened
+        return take_sample(run, sorted(self.at_work), None if opened is None else opened[0])
+
     def close(self) -> None:
         """Wait for the chunks at work, then close and forget everything."""
         with self._changed:
@@ -227,7 +247,7 @@ class _Station:
         if self._shipped is not None:
             self._shipped.release()
 
-    def _open(self) -> tuple[InferenceActor, WorkFile]:
+    def _open(self) -> tuple[InferenceActor, Work | None]:
         _share_cores(self._threads)
         if self._shipped is not None:
             self._shipped.receive()
@@ -238,7 +258,9 @@ class _Station:
         # It may have served a prediction before.
         actor.clear_metrics()
         actor.recorder.tracing = self._tracing
-        work = WorkFile.open(work_path(self.plan), self.plan.cog, self.plan.inference.chunk)
+        if isinstance(self.plan, ObjectPlan):
+            return actor, None
+        work = self.plan.draft.open(work_path(self.plan))
         return actor, self._resources.enter_context(work)
 
 
@@ -262,7 +284,7 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
     ----------
     run : str
         Name of the run.
-    plan : Plan
+    plan : Plan or ObjectPlan
     shipped : ModelBytes or None
         An in-memory model.
     neighbours : dict of str to int
@@ -274,7 +296,7 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
     def __init__(
         self,
         run: str,
-        plan: Plan,
+        plan: Plan | ObjectPlan,
         shipped: ModelBytes | None,
         neighbours: dict[str, int],
         tracing: bool = False,
@@ -293,6 +315,9 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
             if self.name not in _stations:
                 _stations[self.name] = _Station(self._plan, self._shipped, threads, self._tracing)
             _stations[self.name].workers += 1
+        # Looked for by Dask at each heartbeat.
+        getattr(worker, "metrics", {})[METRIC] = station_samples
+        expose_samples(station_samples)
         _leave_interrupts_to_the_client(worker)
 
     async def teardown(self, worker: object) -> None:
@@ -309,6 +334,13 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
         await asyncio.to_thread(station.close)
 
 
+def station_samples(worker: object = None) -> list[Sample]:
+    """What there is to see of each run in this process."""
+    with _stations_lock:
+        stations = list(_stations.items())
+    return [station.sample(run) for run, station in stations]
+
+
 def _leave_interrupts_to_the_client(worker: object) -> None:
     """Ignore Ctrl-C in a process that a nanny started.
 
@@ -320,8 +352,8 @@ def _leave_interrupts_to_the_client(worker: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def stop_station(run: str, abort: bool = False) -> None:
-    """Have no more chunks begun for a run in this process.
+def stop_station(run: str, abort: bool = False) -> list[int]:
+    """Have no more chunks begun for a run in this process; returns those at work.
 
     Parameters
     ----------
@@ -334,6 +366,8 @@ def stop_station(run: str, abort: bool = False) -> None:
         if station is not None:
             station.stopping = True
             station.aborting = abort
+            return sorted(station.at_work)
+    return []
 
 
 def run_chunks(run: str, numbers: tuple[int, ...]) -> GroupResult:
@@ -364,7 +398,8 @@ def run_chunks(run: str, numbers: tuple[int, ...]) -> GroupResult:
                 left = numbers[place:]
                 break
             try:
-                done.append(_run_chunk(station, number, actor, work))
+                with station.working(number):
+                    done.append(_run_chunk(station, number, actor, work))
             except StoppedError:
                 left = numbers[place:]
                 break
@@ -389,7 +424,7 @@ def _told(error: Exception, address: str) -> ChunkError:
 
 
 def _run_chunk(
-    station: _Station, number: int, actor: InferenceActor, work: WorkFile
+    station: _Station, number: int, actor: InferenceActor, work: Work | None
 ) -> ChunkResult:
     start = time.perf_counter()
     plan = station.plan
@@ -400,10 +435,11 @@ def _run_chunk(
         result = find_chunk(plan.inference, index, read, actor, station.ahead, least)
         seconds = time.perf_counter() - start
         return ChunkResult(number, result.tiles, result.dropped, seconds, result.found)
+    assert work is not None
     stitched = infer_chunk(plan.inference, index, read, actor, station.ahead)
     row, col = plan.inference.window(index).origin
     with actor.recorder.span("encode", chunk=number):
-        encoded = encode_chunk(plan.cog, stitched.data, row, col, work.levels)
+        encoded = plan.draft.encode(stitched.data, row, col)
     with actor.recorder.span("append", chunk=number):
         try:
             work.append(encoded)
