@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .halo import receptive_field
     from .lazy import predict, write_cog
     from .model import Model, load_model
+    from .objects.detect import detect
     from .planner import Plan, plan
     from .report import Report
     from .runner import run
@@ -47,6 +48,7 @@ _HOMES = {
     "cluster": "clusters",
     "demo_model": "demo",
     "demo_scene": "demo",
+    "detect": "objects.detect",
     "load_model": "model",
     "open_raster": "source",
     "plan": "planner",
@@ -69,6 +71,7 @@ __all__ = [
     "cluster",
     "demo_model",
     "demo_scene",
+    "detect",
     "load_model",
     "open_raster",
     "plan",

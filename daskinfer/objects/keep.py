@@ -59,10 +59,17 @@ class ObjectOutputs:
                 broken = {failure.chunk for failure in ledger.failures()}
                 yield cls(plan, ledger, file, chunks, broken)
 
-    def todo(self) -> tuple[Iterator[int], int]:
+    def finished(self) -> npt.NDArray[np.bool_]:
+        """Whether each chunk is done, in row-major order."""
+        done = np.zeros(self.plan.tiling.chunks, np.bool_)
+        done[list(self.chunks)] = True
+        return done
+
+    def todo(self, finished: npt.NDArray[np.bool_] | None = None) -> tuple[Iterator[int], int]:
         """Chunks that are still to be done, in order, and how many they are."""
-        left = [number for number in self.plan.tiling.order() if number not in self.chunks]
-        return iter(left), len(left)
+        done = self.finished() if finished is None else finished
+        left = (number for number in self.plan.tiling.order() if not done[number])
+        return left, int(done.size - np.count_nonzero(done))
 
     def take(self, result: Any) -> None:
         """Keep what a chunk found."""
@@ -198,8 +205,7 @@ def _united(shapes: tuple[bytes, ...], members: npt.NDArray[Any]) -> bytes:
 def _counted(found: Found, names: tuple[str, ...] | None) -> tuple[tuple[str, int], ...]:
     labels, counts = np.unique(found.rows["label"], return_counts=True)
     return tuple(
-        (_name(int(label), names), int(count))
-        for label, count in zip(labels, counts, strict=True)
+        (_name(int(label), names), int(count)) for label, count in zip(labels, counts, strict=True)
     )
 
 

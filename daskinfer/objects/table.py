@@ -45,8 +45,8 @@ class Found:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def pick(self, which: npt.NDArray[Any]) -> Found:
-        """Some of the objects: indices or a mask."""
+    def pick(self, which: npt.NDArray[Any] | slice) -> Found:
+        """Some of the objects: indices, a mask or a slice."""
         shapes = self.shapes
         if shapes is not None:
             shapes = tuple(shapes[i] for i in np.arange(len(self.rows))[which])
