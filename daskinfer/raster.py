@@ -29,6 +29,7 @@ from .blockcache import Cells, cache_limit, shared_cache
 from .display import bytes_text
 from .grid import Grid
 from .handles import Sign, drop_handle, handle, identity_of, open_dataset
+from .paths import absolute_name
 from .pixels import Array, Mask, Pixels, cutter, valid_pixels
 from .remote import UnreachableError, environment, is_remote, patiently
 from .tiling import Span, Window
@@ -158,6 +159,10 @@ class Raster:
     @property
     def _pixel_bytes(self) -> int:
         return len(self.indexes) * np.dtype(self.dtype).itemsize + self.has_mask
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Where it is unpickled the working folder may be another.
+        return self.__dict__ | {"path": absolute_name(self.path)}
 
     @cached_property
     def _cells(self) -> Cells:
