@@ -14,17 +14,20 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distributed import Client, KilledWorker, get_client, performance_report
 
 from .clusters import cluster
+from .clusters.check import check_workers
+from .clusters.workers import neighbours
 from .dashboard.feed import feeding
 from .dashboard.view import RunView
 from .dispatch import Answer, Dispatch
 from .errors import InferenceError
 from .ledger import Failure
+from .memory import THREADS
 from .metrics import Meters
 from .monitor import (
     Callback,
@@ -41,6 +44,7 @@ from .monitor import (
 )
 from .objects.plan import ObjectPlan
 from .outputs import Outputs, work_path
+from .paths import absolute_path
 from .planner import Plan, check_output
 from .planner import plan as make_plan
 from .raster import layout_warning
@@ -162,7 +166,7 @@ def execute(
     with (
         _terminable(),
         _tracing(trace) as writers,
-        _client(client) as active,
+        _ready(client, plan) as active,
         prepare(plan) as outputs,
         _performance(active, performance_report),
         feeding(active, view := RunView(), dashboard) as (feeds, link),
@@ -218,6 +222,15 @@ def _client(given: Client | None) -> Iterator[Client]:
         return
     with cluster("local") as own:
         yield own
+
+
+@contextlib.contextmanager
+def _ready(given: Client | None, plan: Job) -> Iterator[Client]:
+    """A client whose workers can do the plan."""
+    with _client(given) as client:
+        travels = plan.model.kind == "module"
+        check_workers(client, plan.source, plan.inference.device, bytecode=travels)
+        yield client
 
 
 @contextlib.contextmanager
@@ -315,10 +328,10 @@ class _Driver:
     @contextlib.contextmanager
     def _stations(self) -> Iterator[None]:
         """Bring the plan to all workers, also those that join later, and clear up afterwards."""
-        hosts = [worker["host"] for worker in self._workers().values()]
-        neighbours = {host: hosts.count(host) for host in set(hosts)}
         shipped = self.plan.model.ship()
-        plugin = StationPlugin(self.run, self.plan, shipped, neighbours, self.tracing)
+        # Workers may have another working folder.
+        plan = replace(self.plan, output=absolute_path(self.plan.output))
+        plugin = StationPlugin(self.run, plan, shipped, neighbours(self.client), self.tracing)
         self.client.register_plugin(plugin)
         try:
             yield
@@ -372,7 +385,11 @@ class _Driver:
         } or every
 
     def _threads(self) -> dict[str, int]:
-        return {address: worker["nthreads"] for address, worker in self._workers().items()}
+        """Of each worker; of one with many no more than have work beside a device.
+
+        `daskinfer.memory` counts on so many.
+        """
+        return {at: min(worker["nthreads"], THREADS) for at, worker in self._workers().items()}
 
     def _placement(self) -> dict[str, float] | None:
         """What a chunk asks of its worker: a GPU, of which the actor takes care, or nothing.

@@ -19,11 +19,11 @@ from typing import Any
 
 import cloudpickle
 import rasterio
-from dask.system import CPU_COUNT
 from distributed import WorkerPlugin, get_worker
 
 from .actor import InferenceActor
 from .blockcache import reserve, shared_cache
+from .clusters.workers import cores_of_worker, declare_gpus
 from .dashboard.gauges import expose_samples
 from .dashboard.samples import METRIC, Sample, take_sample
 from .dispatch import TASK_SECONDS
@@ -288,7 +288,7 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
     shipped : ModelBytes or None
         An in-memory model.
     neighbours : dict of str to int
-        Worker processes per host, which share its cores.
+        Worker processes that share cores, by the name of those; see `neighbours`.
     tracing : bool, default False
         Keep single spans for the run's trace.
     """
@@ -307,10 +307,10 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
         self._neighbours = neighbours
         self._tracing = tracing
 
-    def setup(self, worker: object) -> None:
+    async def setup(self, worker: Any) -> None:
         """Called on the event loop of each worker: only notes what to open later."""
-        host = str(getattr(worker, "ip", ""))
-        threads = max(1, CPU_COUNT // max(1, self._neighbours.get(host, 1)))
+        place, cores, _ = cores_of_worker(worker)
+        threads = max(1, cores // max(1, self._neighbours.get(place, 1)))
         with _stations_lock:
             if self.name not in _stations:
                 _stations[self.name] = _Station(self._plan, self._shipped, threads, self._tracing)
@@ -319,6 +319,8 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
         getattr(worker, "metrics", {})[METRIC] = station_samples
         expose_samples(station_samples)
         _leave_interrupts_to_the_client(worker)
+        if self._plan.inference.device != "cpu":
+            await declare_gpus(worker)
 
     async def teardown(self, worker: object) -> None:
         """Called on the event loop when the run is over or the worker closes."""
