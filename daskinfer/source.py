@@ -226,8 +226,9 @@ def open_raster(
     like : path, DataArray or Grid, optional
         Put everything on this grid.
     crs, resolution : optional
-        Put everything on a grid of this CRS and this pixel size, one number or ``(y, x)``, in whole
-        multiples of it, around all files.  What is left out is that of the files.
+        Put everything on a grid of this CRS and this pixel size, one number or ``(y, x)``, around
+        all files: on their corner where the CRS is theirs, else in whole multiples of the pixel
+        size.  What is left out is that of the files.
     resampling : str, default "nearest"
         How files come onto a grid that is not theirs: nearest, bilinear, cubic, cubic_spline,
         lanczos, average, mode, max, min, med, q1, q3 or rms.  Nodata is left out of kernels.

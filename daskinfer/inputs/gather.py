@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from rasterio.warp import calculate_default_transform
+from rasterio.warp import transform as transform_points
 
 from ..grid import Grid, grid_of
 from ..raster import describe
@@ -170,18 +170,26 @@ def target_grid(named: Sequence[Named], wanted: TargetGrid) -> Grid:
     resolution = wanted.resolution or min(_default_resolution(s.grid, crs) for _, s in named)
     boxes = [footprint(_warpable(source.grid, name), crs) for name, source in named]
     union = tuple(choose(box[i] for box in boxes) for i, choose in enumerate((min, min, max, max)))
-    return snapped(union, resolution, crs)  # type: ignore[arg-type]
+    # In their own CRS they keep their corner, so that twice the pixel size is half the pixels.
+    anchored = all(same_crs(source.grid.crs, crs) for _, source in named)
+    corner = (union[0], union[3]) if anchored else (0.0, 0.0)
+    return snapped(union, resolution, crs, corner)  # type: ignore[arg-type]
 
 
 def _default_resolution(grid: Grid, crs: str) -> tuple[float, float]:
+    """Pixel size in a CRS: as it is, or of square pixels as large as the one in the middle."""
     if grid.transform is not None and same_crs(grid.crs, crs) and grid.axis_aligned:
         return abs(grid.transform.e), abs(grid.transform.a)
-    warpable = _warpable(grid, "a source")
-    box = footprint(warpable, warpable.crs or crs)
-    transform, _, _ = calculate_default_transform(
-        crs_of(warpable.crs or crs), crs_of(crs), grid.width, grid.height, *box
-    )
-    return abs(transform.e), abs(transform.a)
+    there = _warpable(grid, "a source")
+    if there.transform is None or there.crs is None:
+        raise AssertionError("checked before")
+    col, row = grid.width / 2, grid.height / 2
+    x, y = there.transform @ (np.array([col, col + 1, col]), np.array([row, row, row + 1]))
+    x, y = map(np.asarray, transform_points(crs_of(there.crs), crs_of(crs), x, y))
+    area = abs((x[1] - x[0]) * (y[2] - y[0]) - (x[2] - x[0]) * (y[1] - y[0]))
+    if not np.isfinite(area) or not area:
+        raise ValueError(f"the middle of a source has no place in {_crs_text(crs)}: choose another")
+    return float(area**0.5), float(area**0.5)
 
 
 def _warpable(grid: Grid, name: str) -> Grid:

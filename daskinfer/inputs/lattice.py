@@ -116,17 +116,24 @@ def footprint(grid: Grid, crs: str) -> tuple[float, float, float, float]:
 
 
 def snapped(
-    bounds: tuple[float, float, float, float], resolution: tuple[float, float], crs: str
+    bounds: tuple[float, float, float, float],
+    resolution: tuple[float, float],
+    crs: str,
+    corner: tuple[float, float] = (0.0, 0.0),
 ) -> Grid:
-    """The north-up grid of whole multiples of the resolution ``(y, x)`` that holds the bounds.
+    """The north-up grid with pixels of ``(y, x)`` that holds the bounds.
+
+    A corner of a pixel lies on `corner`, ``(x, y)``.
 
     >>> snapped((3.0, 1.0, 27.0, 19.0), (10.0, 10.0), "EPSG:32633").shape
     (2, 3)
     """
     height, width = resolution
     left, bottom, right, top = bounds
-    # What rounding put beyond a multiple is not another pixel.
-    first, last = math.floor(left / width + ALIGNED), math.ceil(right / width - ALIGNED)
-    low, high = math.floor(bottom / height + ALIGNED), math.ceil(top / height - ALIGNED)
-    transform = Affine(width, 0, first * width, 0, -height, high * height)
+    x, y = corner
+    # What rounding put beyond a line is not another pixel.
+    first = math.floor((left - x) / width + ALIGNED)
+    last = math.ceil((right - x) / width - ALIGNED)
+    low, high = math.floor((bottom - y) / height + ALIGNED), math.ceil((top - y) / height - ALIGNED)
+    transform = Affine(width, 0, x + first * width, 0, -height, y + high * height)
     return Grid(max(1, high - low), max(1, last - first), transform, crs)

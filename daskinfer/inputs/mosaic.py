@@ -38,7 +38,7 @@ class Mosaic(Composite):
     """Sources on one grid, later ones over earlier ones; what none covers is nodata.
 
     Only valid pixels of a source count: below the nodata of a later one an earlier one shows.  This
-    is the order of ``gdalbuildvrt`` and ``gdalwarp``; ``rasterio.merge`` by default takes the first.
+    is the order of ``gdalbuildvrt`` and ``gdalwarp``; ``rasterio.merge`` takes the first.
 
     Attributes
     ----------

@@ -344,7 +344,7 @@ def _around_nodata(
         holed[:, ~valid] = np.nan
     result = np.full((len(data), *shape), np.nan, holed.dtype)
     reproject(holed, result, src_nodata=np.nan, dst_nodata=np.nan, **georeferencing)
-    mask = ~np.isnan(result).any(axis=0)
+    mask: Mask = ~np.isnan(result).any(axis=0)
     return Pixels(_back(result, mask, dtype), None if mask.all() else mask)
 
 
