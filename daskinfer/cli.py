@@ -133,7 +133,7 @@ _MODEL_OPTIONS = (
 _PLAN_OPTIONS = (
     "window", "chunk", "tile", "halo", "overlap", "batch_size", "precision", "on_error",
     "overwrite", "blocksize", "compress", "level", "tol", "tta", "statistics", "device", "compile",
-    "reproducible", "predictor", "max_z_error", "interleave", "sparse", "layout",
+    "reproducible", "predictor", "max_z_error", "interleave", "sparse", "layout", "split",
 )  # fmt: skip
 
 
@@ -179,7 +179,9 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     """Arguments of `plan` and `run`, named as in Python."""
     parser.add_argument("source", help="raster that GDAL opens")
     parser.add_argument("model", help=".pt2 file or package.module:factory")
-    parser.add_argument("destination", metavar="output", help="the COG to write (.tif)")
+    parser.add_argument(
+        "destination", metavar="output", help="the COG to write (.tif), or a .vrt of several"
+    )
     job = parser.add_argument_group("run")
     job.add_argument(
         "--window", type=_numbers(int), metavar="ROW,COL,HEIGHT,WIDTH", help="part of the source"
@@ -219,6 +221,9 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--interleave", choices=("pixel", "band"), default="pixel")
     job.add_argument("--sparse", action="store_true", help="leave out blocks that are all nodata")
     job.add_argument("--layout", choices=("strict", "append"), default="strict")
+    job.add_argument(
+        "--split", type=_size, default="auto", metavar="PX", help="side of each file of a .vrt"
+    )
     model = parser.add_argument_group("model", "replace what a .pt2 says of itself")
     model.add_argument("--weights", metavar="FILE", help="for a factory")
     for name in ("bands", "class-names", "class-colors"):

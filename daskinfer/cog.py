@@ -282,9 +282,9 @@ class WorkFile:
         layout: str = "strict",
         *,
         allow_missing: bool = False,
-        failed: int = 0,
+        failed: Sequence[tuple[int, int]] = (),
         threads: int = 2,
-    ) -> None:
+    ) -> int:
         """Turn the work file into the finished file, and remove it.
 
         Can be called again after it was killed.
@@ -301,11 +301,16 @@ class WorkFile:
         allow_missing : bool
             Make chunks that are not committed nodata.  From then on they count as committed,
             also if the finish is killed.
-        failed : int
-            Chunks that were given up and are nodata, for the tag FAILED_CHUNKS of a spec with
-            ``failures=True``.
+        failed : sequence of (int, int)
+            First row and column of the chunks that were given up and are nodata; how many they
+            are becomes the tag FAILED_CHUNKS of a spec with ``failures=True``.
         threads : int
             That make the last overview levels.
+
+        Returns
+        -------
+        int
+            Bytes of `output`.
 
         Raises
         ------
@@ -322,7 +327,7 @@ class WorkFile:
         with self._lock.long():
             self._settle(allow_missing)
             self._raise_levels(threads)
-            main = self._described(failed)
+            main = self._described(len(failed))
             if layout == "strict":
                 self._write_strict(output, main)
                 os.unlink(self.path)
@@ -332,6 +337,7 @@ class WorkFile:
                 self._file.sync()
                 rename(self.path, output)
         self.close()
+        return os.path.getsize(output)
 
     def _settle(self, allow_missing: bool) -> None:
         blocks = self.done_blocks()

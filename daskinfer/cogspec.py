@@ -412,6 +412,34 @@ def _photometric(spec: CogSpec) -> str:
     return "RGB" if spec.compress.startswith("webp") else "MINISBLACK"
 
 
+@contextmanager
+def template_file(spec: CogSpec) -> Iterator[MemoryFile]:
+    """Let GDAL write an empty raster of one tile with everything of a file but its size.
+
+    Parameters
+    ----------
+    spec : CogSpec
+        The file.
+
+    Yields
+    ------
+    MemoryFile
+        A GeoTIFF; statistics are `cogstats.placeholders`.
+    """
+    profile = gdal_profile(spec, spec.blocksize, spec.blocksize)
+    profile |= {"SPARSE_OK": "TRUE", "nodata": spec.nodata}
+    if spec.gcps:
+        profile |= {"gcps": [_control_point(*p) for p in spec.gcps], "crs": spec.gcps_crs}
+    else:
+        profile["crs"] = spec.crs
+        if spec.transform is not None:
+            profile["transform"] = Affine(*spec.transform)
+    with MemoryFile() as memory:
+        with no_georeferencing_warning(), memory.open(**profile) as dataset:
+            _describe(dataset, spec)
+        yield memory
+
+
 @lru_cache(maxsize=8)
 def template(spec: CogSpec) -> tiff.Ifd:
     """Let GDAL write the tags of a file.
@@ -426,17 +454,7 @@ def template(spec: CogSpec) -> tiff.Ifd:
     mapping of int to Entry
         Tags of an empty raster of one tile; statistics are `cogstats.placeholders`.
     """
-    profile = gdal_profile(spec, spec.blocksize, spec.blocksize)
-    profile |= {"SPARSE_OK": "TRUE", "nodata": spec.nodata}
-    if spec.gcps:
-        profile |= {"gcps": [_control_point(*p) for p in spec.gcps], "crs": spec.gcps_crs}
-    else:
-        profile["crs"] = spec.crs
-        if spec.transform is not None:
-            profile["transform"] = Affine(*spec.transform)
-    with no_georeferencing_warning(), MemoryFile() as memory:
-        with memory.open(**profile) as dataset:
-            _describe(dataset, spec)
+    with template_file(spec) as memory:
         tags = tiff.parse_bytes(memory.getbuffer())
     is_float = np.dtype(spec.dtype).kind == "f"
     if spec.nodata is not None and not is_float and abs(spec.nodata) > 2**53:

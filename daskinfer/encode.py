@@ -67,6 +67,11 @@ class EncodedChunk:
     data: bytes | bytearray
     statistics: Table | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tiles."""
+        return len(self.data)
+
 
 def encode_chunk(spec: CogSpec, array: Array, row: int, col: int, levels: int = 0) -> EncodedChunk:
     """Encode a chunk and the overview levels that it can make alone.

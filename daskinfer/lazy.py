@@ -20,7 +20,7 @@ from .inference import Inference
 from .model import Model, ModelBytes, load_model
 from .objectstore import is_object, local_path
 from .pixels import Array, Mask, Pixels
-from .planner import check_output, cog_spec, replaced
+from .planner import check_layout, check_output, cog_spec, replaced, split_side
 from .seam import calibrate
 from .settle import Choice, Halo, Size, pick_bands, settle
 from .source import ArraySource
@@ -110,6 +110,8 @@ def write_cog(
     blocksize: int = 512,
     compress: str = "auto",
     compute: bool = True,
+    layout: Literal["strict", "append"] = "strict",
+    split: int | Literal["auto"] = "auto",
     **options: Any,
 ) -> Storing | None:
     """Write a DataArray block by block as a Cloud Optimized GeoTIFF.
@@ -130,6 +132,8 @@ def write_cog(
         As for `plan`.
     compute : bool, default True
         False: return a Dask `Delayed` that writes the file when it is computed.
+    layout, split
+        As for `plan`.
     **options
         ``level``, ``predictor``, ``max_z_error``, ``interleave``, ``sparse`` and ``statistics`` of
         `daskinfer.cog.CogSpec`.
@@ -158,10 +162,13 @@ def write_cog(
     name = os.fspath(path)
     url = name if is_object(name) else None
     check_output(name, None, overwrite)
+    check_layout(layout)
+    side = split_side(name, split)
     output = name if url is None else local_path(url)
     source = ArraySource(prediction)
     spec = _spec_of(prediction, source, blocksize=blocksize, compress=compress, **options)
-    storing = store_cog(source.data.astype(spec.dtype), spec, output, url)
+    data = source.data.astype(spec.dtype)
+    storing = store_cog(data, spec, output, url, layout=layout, split=side)
     if not compute:
         return storing
     storing.compute()

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from . import display
 from ._version import __version__
 from .cog import CogSpec
 from .device import DeviceChoice
+from .draft import Draft, is_split
 from .errors import warn_user
 from .field import ReceptiveField
 from .forward import OutputFormat
@@ -33,14 +34,26 @@ from .raster import layout_warning
 from .seam import SeamError, calibrate
 from .settle import Choice, Halo, Size, pick_bands, settle
 from .source import Source, source_of
+from .splitting.pieces import Places, auto_side, check_folder, check_side, dividing
 from .stats import with_statistics
 from .tiling import Tiling, round_up
 
-__all__ = ["Plan", "check_output", "cog_spec", "field_text", "plan", "replaced"]
+__all__ = [
+    "Plan",
+    "check_layout",
+    "check_output",
+    "cog_spec",
+    "field_text",
+    "plan",
+    "replaced",
+    "split_side",
+]
 
 OnError = Literal["raise", "nodata"]
 
 _BLOCK = 512
+# Of one file: 1 000 000 x 1 000 000 px in blocks of 512 px, which GDAL opened in 15 ms.
+_MANY_BLOCKS = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +81,8 @@ class Plan:
         Whether an existing output or partial output is replaced.
     layout : {"strict", "append"}
         Order of the blocks in the output.
+    split : int or None
+        Side in pixels of the files of an output that is a grid of them.
     """
 
     source: Source
@@ -80,6 +95,12 @@ class Plan:
     on_error: OnError = "raise"
     overwrite: bool = False
     layout: Literal["strict", "append"] = "strict"
+    split: int | None = None
+
+    @property
+    def draft(self) -> Draft:
+        """The file or files to write."""
+        return Draft(self.cog, self.inference.chunk, self.split)
 
     @property
     def tiling(self) -> Tiling:
@@ -109,6 +130,7 @@ class Plan:
                     "model": model,
                     "tiling": asdict(self.tiling),
                     "cog": {name: str(value) for name, value in asdict(self.cog).items()},
+                    "split": self.split,
                 }
             )
         )
@@ -141,7 +163,16 @@ class Plan:
             ("memory", f"{display.bytes_text(self.memory)} per worker and the model's activations"),
             ("output", f"{self.output}, {form.bands} x {form.dtype}, nodata {form.nodata:g}"),
             ("bytes", f"{display.bytes_text(size)} before {self.cog.compress}"),
+            *self._files_row(),
         ]
+
+    def _files_row(self) -> list[display.Row]:
+        pieces = self.draft.pieces
+        if pieces is None:
+            return []
+        rows, cols = pieces.grid
+        folder = Places(self.output, pieces.grid).folder.name
+        return [("files", f"{rows} x {cols} of {pieces.side} px, in {folder}")]
 
 
 def plan(
@@ -172,6 +203,7 @@ def plan(
     interleave: Literal["pixel", "band"] = "pixel",
     sparse: bool = False,
     layout: Literal["strict", "append"] = "strict",
+    split: int | Literal["auto"] = "auto",
 ) -> Plan:
     """Decide and check everything about a run without running it.
 
@@ -232,6 +264,12 @@ def plan(
     layout : {"strict", "append"}
         "strict" copies the blocks into the order of GDAL's own COGs at the end, which needs the
         space of the file twice for a moment; "append" leaves them in the order in which they came.
+    split : int or "auto"
+        Of an output named ``.vrt``, which becomes a grid of COGs in the folder ``<name>_files`` and
+        a VRT that shows them as one raster: side of each file in pixels, a multiple of the chunk
+        side or a part of it.  "auto" is about 131 072 px.  An output named ``.tif`` is one file,
+        whatever its size; it warns where that has more than 4 194 304 blocks (1 000 000 x
+        1 000 000 px), whose index of 64 MB is what some readers load first.
 
     Returns
     -------
@@ -264,17 +302,25 @@ def plan(
     path = check_output(os.fspath(output), source, overwrite)
     if on_error not in ("raise", "nodata"):
         raise ValueError(f"on_error must be 'raise' or 'nodata', got {on_error!r}")
-    if layout not in ("strict", "append"):
-        raise ValueError(f"layout must be 'strict' or 'append', got {layout!r}")
+    check_layout(layout)
     recipe = replaced(load_model(model), precision=precision, tta=tta, compile=compile)
     if recipe.output == "objects":
         raise ValueError("a model of objects makes no raster: pass it to detect()")
     raster = pick_bands(source_of(source, window=window), recipe)
     recipe = with_statistics(raster, recipe, statistics)
-    block = _block(blocksize, chunk)
+    side = split_side(path, split)
+    block = _block(blocksize, chunk, side)
+    if side not in (None, "auto"):
+        check_side(side, block)
     asked = Choice(chunk, tile, halo, overlap, batch_size, block, tol, device, reproducible)
     choice, seam = calibrate(raster, recipe, asked)
     inference, field = settle(raster, recipe, choice, quiet=seam is not None)
+    if isinstance(side, int) and choice.chunk == "auto":
+        fitting = _dividing_chunk(side, inference, block)
+        if fitting != inference.chunk:
+            inference, field = settle(
+                raster, recipe, replace(choice, chunk=fitting), quiet=seam is not None
+            )
     note = layout_warning(raster, inference.tiling.chunk_at((0, 0)).read)
     if note:
         warn_user(note)
@@ -291,7 +337,13 @@ def plan(
         sparse=sparse,
         failures=True,
     )
-    return Plan(raster, recipe, path, inference, field, cog, seam, on_error, overwrite, layout)
+    if side == "auto":
+        side = auto_side(inference.chunk)
+    made = Plan(
+        raster, recipe, path, inference, field, cog, seam, on_error, overwrite, layout, side
+    )
+    _check_files(made)
+    return made
 
 
 def replaced(model: Model, **spec: Any) -> Model:
@@ -325,19 +377,68 @@ def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> Co
     )
 
 
-def _block(blocksize: int | str, chunk: Size) -> int:
+def check_layout(layout: str) -> None:
+    """Refuse a layout that there is not."""
+    if layout not in ("strict", "append"):
+        raise ValueError(f"layout must be 'strict' or 'append', got {layout!r}")
+
+
+def split_side(path: str, split: Any) -> Any:
+    """Side of the files of an output, "auto", or None for one file."""
+    if is_split(path):
+        if split != "auto":
+            check_side(split, 1)
+        return split if split == "auto" else int(split)
+    if split != "auto":
+        raise ValueError(
+            f"output {path!r} is one file: name it .vrt to have it in files of split={split} px"
+        )
+    return None
+
+
+def _dividing_chunk(split: int, inference: Inference, block: int) -> tuple[int, int]:
+    """A chunk, in input pixels, that files are made of, near the one that was chosen."""
+    chunk, scale = inference.chunk, inference.scale
+    y, x = (int(dividing(split, side, block) / scale) for side in chunk)
+    return y, x
+
+
+def _check_files(plan: Plan) -> None:
+    """Refuse files that cannot be, and warn of one that readers will find large."""
+    draft, blocks = plan.draft, math.prod(plan.cog.grid(0))
+    if draft.pieces is not None:
+        draft.pieces.spec_of((0, 0))
+    elif blocks > _MANY_BLOCKS:
+        warn_user(
+            f"one file of {blocks} blocks has an index of {12 * blocks / 1e6:.0f} MB, which some "
+            "readers load first: name the output .vrt to split it, or pass a larger blocksize"
+        )
+
+
+def _block(blocksize: int | str, chunk: Size, split: Any = None) -> int:
     if blocksize != "auto":
         if isinstance(blocksize, bool) or not isinstance(blocksize, int):
             raise ValueError(f"blocksize must be 'auto' or a multiple of 16, got {blocksize!r}")
         return blocksize
     sides = chunk if isinstance(chunk, (tuple, list)) else (chunk,)
     smallest = min((side for side in sides if isinstance(side, int)), default=_BLOCK)
-    return max(16, min(_BLOCK, round_up(smallest, 16)))
+    block = max(16, min(_BLOCK, round_up(smallest, 16)))
+    if isinstance(split, int) and split % block:
+        # Small blocks only where files are small.
+        fitting = (256, 128) if split >= 2 * _BLOCK else (256, 128, 64, 32, 16)
+        return next((n for n in fitting if n < block and split % n == 0), block)
+    return block
 
 
 def check_output(path: str, source: Any, overwrite: bool) -> str:
     """The output's path, if it can be written; errors as of `plan`."""
-    if Path(path).suffix.lower() not in (".tif", ".tiff"):
+    if is_split(path):
+        if is_object(path):
+            raise ValueError(
+                f"output {path!r}: a folder of files cannot be sent to an object store"
+            )
+        check_folder(path, overwrite)
+    elif Path(path).suffix.lower() not in (".tif", ".tiff"):
         raise ValueError(f"output {path!r}: daskinfer writes GeoTIFF, name it .tif")
     if is_object(path):
         check_writable(path, overwrite)

@@ -6,14 +6,13 @@ travels between tasks is the name of the work file; pixels stay where they were 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import gcd
-from typing import Any
+from typing import Any, Literal
 
 import dask
 import dask.array as da
@@ -21,8 +20,10 @@ import numpy as np
 from dask.delayed import Delayed
 from numpy.typing import NDArray
 
-from .cog import CogSpec, WorkFile, encode_chunk
+from .cog import CogSpec
+from .draft import Draft
 from .objectstore import upload
+from .splitting.pieces import auto_side, dividing
 
 __all__ = ["Storing", "store_cog"]
 
@@ -39,11 +40,11 @@ class Storing(Delayed):  # type: ignore[misc]
     ``Client.compute``), a failure leaves it beside the output, named ``<output>.<id>.writing``.
     """
 
-    __slots__ = ("_partial",)
+    __slots__ = ("_draft", "_partial")
 
-    def __init__(self, value: Delayed, partial: str) -> None:
+    def __init__(self, value: Delayed, draft: Draft, partial: str) -> None:
         super().__init__(value.key, value.dask, layer=value._layer)
-        self._partial = partial
+        self._draft, self._partial = draft, partial
 
     def compute(self, **kwargs: Any) -> Any:
         """Write the file.
@@ -61,34 +62,40 @@ class Storing(Delayed):  # type: ignore[misc]
         try:
             return super().compute(**kwargs)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._partial)
+            self._draft.discard(self._partial)
             raise
 
 
 @dataclass(frozen=True)
-class _Draft:
-    """A file that is being written.
+class _Target:
+    """An output that is being written.
 
     Attributes
     ----------
     partial, output : str
-        Work file, and the file that it becomes.
+        What chunks are appended to, and what it becomes.
     url : str or None
         Where the output goes when it is finished; it is then removed here.
-    spec : CogSpec
-    chunk : (int, int)
-        Grid on which chunks lie.
+    draft : Draft
+    layout : {"strict", "append"}
     """
 
     partial: str
     output: str
     url: str | None
-    spec: CogSpec
-    chunk: tuple[int, int]
+    draft: Draft
+    layout: str = "strict"
 
 
-def store_cog(data: da.Array, spec: CogSpec, output: str, url: str | None = None) -> Storing:
+def store_cog(
+    data: da.Array,
+    spec: CogSpec,
+    output: str,
+    url: str | None = None,
+    *,
+    layout: str = "strict",
+    split: int | Literal["auto"] | None = None,
+) -> Storing:
     """Make the task that writes an array to a file.
 
     Parameters
@@ -101,6 +108,10 @@ def store_cog(data: da.Array, spec: CogSpec, output: str, url: str | None = None
         Its path, on a file system that all workers share.
     url : str, optional
         Object that the finished file becomes instead.
+    layout : {"strict", "append"}
+        As for `daskinfer.cog.WorkFile.finish`.
+    split : int or "auto", optional
+        Side in pixels of the files of an output that is a grid of them.
 
     Returns
     -------
@@ -117,11 +128,15 @@ def store_cog(data: da.Array, spec: CogSpec, output: str, url: str | None = None
     ['ones.tif']
     """
     data, chunk = on_grid(data, spec.blocksize)
+    if split is not None:
+        split = auto_side(chunk) if split == "auto" else split
+        data, chunk = in_files(data, chunk, split, spec.blocksize)
+    draft = Draft(spec, chunk, split)
     # Not the name of a run's work file, which can be resumed; this one cannot.
     own = f"{os.path.abspath(output)}.{uuid.uuid4().hex[:8]}"
     partial = f"{own}.writing"
     output = os.path.abspath(output) if url is None else f"{own}.tif"
-    begun = dask.delayed(_begin)(_Draft(partial, output, url, spec, chunk))
+    begun = dask.delayed(_begin)(_Target(partial, output, url, draft, layout))
     done = data.map_blocks(
         _append,
         begun,
@@ -129,7 +144,8 @@ def store_cog(data: da.Array, spec: CogSpec, output: str, url: str | None = None
         chunks=((1,), *((1,) * n for n in data.numblocks[1:])),
         meta=np.empty((0, 0, 0), np.uint8),
     )
-    return Storing(dask.delayed(_finish)(begun, done.to_delayed().ravel().tolist()), partial)
+    finished = dask.delayed(_finish)(begun, done.to_delayed().ravel().tolist())
+    return Storing(finished, draft, partial)
 
 
 def on_grid(data: da.Array, blocksize: int) -> tuple[da.Array, tuple[int, int]]:
@@ -165,6 +181,30 @@ def on_grid(data: da.Array, blocksize: int) -> tuple[da.Array, tuple[int, int]]:
     return data.rechunk({0: -1}), (sides[0], sides[1])
 
 
+def in_files(
+    data: da.Array, chunk: tuple[int, int], split: int, blocksize: int
+) -> tuple[da.Array, tuple[int, int]]:
+    """Chunks of which files can be made.
+
+    Parameters
+    ----------
+    data : dask array, shape (band, y, x)
+    chunk : (int, int)
+        Sides of its grid, from `on_grid`.
+    split, blocksize : int
+        Sides of the files, and of their blocks, in pixels.
+
+    Returns
+    -------
+    dask array, (int, int)
+        As of `on_grid`.
+    """
+    y, x = (dividing(split, side, blocksize) for side in chunk)
+    if (y, x) == chunk:
+        return data, chunk
+    return data.rechunk({1: y, 2: x}), (y, x)
+
+
 def _side_of(chunks: Sequence[int], blocksize: int) -> int:
     """The largest grid on which all inner borders lie."""
     side = gcd(*list(accumulate(chunks))[:-1])
@@ -182,29 +222,29 @@ def _sides_for(data: da.Array, blocksize: int) -> tuple[int, int]:
     return rows, cols
 
 
-def _begin(draft: _Draft) -> _Draft:
+def _begin(target: _Target) -> _Target:
     """Make the work file, unless this runs again because the worker that knew of it was lost."""
-    if not os.path.exists(draft.partial):
-        WorkFile.create(draft.partial, draft.spec, draft.chunk).close()
-    return draft
+    if not os.path.exists(target.partial):
+        target.draft.create(target.partial).close()
+    return target
 
 
-def _append(block: NDArray[Any], draft: _Draft, block_info: Any = None) -> None:
+def _append(block: NDArray[Any], target: _Target, block_info: Any = None) -> None:
     """Encode and append one chunk."""
     (row, _), (col, _) = block_info[0]["array-location"][1:]
     # Opening takes half a millisecond, and leaves no file open in a worker.
-    with WorkFile.open(draft.partial, draft.spec, draft.chunk) as work:
-        work.append(encode_chunk(work.spec, block, row, col, work.levels))
+    with target.draft.open(target.partial) as work:
+        work.append(target.draft.encode(block, row, col))
 
 
-def _finish(draft: _Draft, _: Sequence[None]) -> str:
+def _finish(target: _Target, _: Sequence[None]) -> str:
     """Turn the work file into the output, wherever that is."""
-    with WorkFile.open(draft.partial, draft.spec, draft.chunk) as work:
-        work.finish(draft.output)
-    if draft.url is None:
-        return draft.output
+    with target.draft.open(target.partial) as work:
+        work.finish(target.output, target.layout)
+    if target.url is None:
+        return target.output
     try:
-        upload(draft.output, draft.url)
+        upload(target.output, target.url)
     finally:
-        os.unlink(draft.output)
-    return draft.url
+        os.unlink(target.output)
+    return target.url

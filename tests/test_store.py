@@ -149,7 +149,7 @@ def test_a_finish_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "out.tif"
     path.write_bytes(b"old")
 
-    def full(self, output):
+    def full(self, output, layout):
         raise OSError(28, "No space left on device", output)
 
     monkeypatch.setattr(WorkFile, "finish", full)
@@ -172,15 +172,17 @@ def test_it_can_be_computed_again(tmp_path):
 
 def test_the_worker_that_knew_of_the_file_may_be_lost(tmp_path):
     """Its task runs again, and must not start the file anew."""
-    from daskinfer.store import _append, _begin, _Draft
+    from daskinfer.draft import Draft
+    from daskinfer.store import _append, _begin, _Target
 
     spec = spec_of(128, 128, blocksize=64)
     partial = str(tmp_path / "out.tif.writing")
-    draft = _Draft(partial, str(tmp_path / "out.tif"), None, spec, (128, 128))
+    draft = Draft(spec, (128, 128))
+    target = _Target(partial, str(tmp_path / "out.tif"), None, draft)
     pixels = class_map(spec)
-    _begin(draft)
-    _append(pixels, draft, block_info={0: {"array-location": [(0, 1), (0, 128), (0, 128)]}})
-    _begin(draft)
+    _begin(target)
+    _append(pixels, target, block_info={0: {"array-location": [(0, 1), (0, 128), (0, 128)]}})
+    _begin(target)
     with WorkFile.open(partial, spec, (128, 128)) as work:
         assert work.done().all()
 
