@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
@@ -21,14 +22,14 @@ from affine import Affine
 from rasterio.control import GroundControlPoint
 from rasterio.enums import WktVersion
 
+from .errors import warn_user
 from .tiling import Window
 
 __all__ = ["Grid", "grid_of"]
 
 GRID_MAPPING = "spatial_ref"
-_TIED = (
-    "a window of a raster with ground control points or RPCs is not supported: run the whole raster"
-)
+Points = tuple[tuple[float, float, float, float, float], ...]
+Rpcs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class Grid:
         WKT2.
     rpcs : tuple of tuple
         Rational polynomial coefficients as ``(key, value)`` pairs of GDAL's RPC domain.
+    point : bool
+        The file says that its pixels are points, at their centres (``AREA_OR_POINT=Point``).  The
+        transform is that of pixel corners all the same, as GDAL gives it.
 
     Examples
     --------
@@ -62,22 +66,30 @@ class Grid:
     width: int
     transform: Affine | None = None
     crs: str | None = None
-    gcps: tuple[tuple[float, float, float, float, float], ...] = ()
+    gcps: Points = ()
     gcps_crs: str | None = None
-    rpcs: tuple[tuple[str, str], ...] = ()
+    rpcs: Rpcs = ()
+    point: bool = False
 
     @classmethod
     def of_dataset(cls, dataset: rasterio.DatasetReader) -> Grid:
         """The grid of an open rasterio dataset."""
-        gcps, gcps_crs = dataset.gcps
+        transform, (gcps, gcps_crs) = _real(dataset.transform), dataset.gcps
+        if transform is not None and gcps:
+            warn_user(
+                f"{dataset.name} has a transform and {len(gcps)} ground control points: a GeoTIFF "
+                "holds one or the other, the transform is kept"
+            )
+            gcps, gcps_crs = (), None
         return cls(
             dataset.height,
             dataset.width,
-            _real(dataset.transform),
+            transform,
             _wkt(dataset.crs),
             tuple((p.row, p.col, p.x, p.y, p.z or 0.0) for p in gcps),
             _wkt(gcps_crs),
             tuple(sorted(dataset.tags(ns="RPC").items())),
+            transform is not None and dataset.tags().get("AREA_OR_POINT") == "Point",
         )
 
     @property
@@ -90,16 +102,33 @@ class Grid:
         """Rows and columns follow the axes of the CRS, so that 1-D coordinates exist."""
         return self.transform is not None and self.transform.b == self.transform.d == 0
 
+    @property
+    def bounds(self) -> tuple[float, float, float, float]:
+        """``(left, bottom, right, top)`` of all corners; pixels where there is no transform.
+
+        >>> Grid(100, 200, Affine(10, 0, 500000, 0, -10, 4600000)).bounds
+        (500000.0, 4599000.0, 502000.0, 4600000.0)
+        """
+        transform = self.transform or Affine.identity()
+        corners = [transform @ (col, row) for col in (0, self.width) for row in (0, self.height)]
+        xs, ys = zip(*corners, strict=True)
+        return min(xs), min(ys), max(xs), max(ys)
+
     def window(self, window: Window) -> Grid:
         """The grid of a window of this raster."""
         row, col = window.origin
-        if (self.gcps or self.rpcs) and (row or col):
-            raise ValueError(_TIED)
         transform = self.transform
         if transform is not None and (row or col):
             transform = transform @ Affine.translation(col, row)
         height, width = window.shape
-        return replace(self, height=height, width=width, transform=transform)
+        return replace(
+            self,
+            height=height,
+            width=width,
+            transform=transform,
+            gcps=_moved_points(self.gcps, (row, col), (1, 1)),
+            rpcs=_moved_rpcs(self.rpcs, row, col),
+        )
 
     def scaled(self, scale: Fraction) -> Grid:
         """The grid of an output with `scale` pixels for each of this raster, on the same corner.
@@ -110,17 +139,20 @@ class Grid:
         """
         if scale == 1:
             return self
-        if self.rpcs:
-            raise ValueError(
-                "a model that changes the resolution cannot keep RPCs: orthorectify the source"
-            )
         factor = float(scale)
         transform = self.transform
         if transform is not None:
             transform = transform @ Affine.scale(1 / factor)
         height, width = (math.ceil(side * scale) for side in self.shape)
         gcps = tuple((row * factor, col * factor, x, y, z) for row, col, x, y, z in self.gcps)
-        return replace(self, height=height, width=width, transform=transform, gcps=gcps)
+        return replace(
+            self,
+            height=height,
+            width=width,
+            transform=transform,
+            gcps=gcps,
+            rpcs=_scaled_rpcs(self.rpcs, factor),
+        )
 
     def ground_control_points(self) -> list[GroundControlPoint]:
         """The ground control points as rasterio takes them."""
@@ -151,6 +183,8 @@ class Grid:
         attrs = dict(array.coords[GRID_MAPPING].attrs) if GRID_MAPPING in array.coords else {}
         if self.rpcs:
             attrs["rpcs"] = dict(self.rpcs)
+        if self.point:
+            attrs["AREA_OR_POINT"] = "Point"
         return xr.Variable((), 0, attrs)
 
 
@@ -165,8 +199,8 @@ def grid_of(array: xr.DataArray) -> Grid:
     Raises
     ------
     ValueError
-        If the array has no ``y`` and ``x``, its pixels are not evenly spaced, or it is a part of
-        a raster that ground control points or RPCs tie to the ground.
+        If the array has no ``y`` and ``x``, its pixels are not evenly spaced, or RPCs tie it to the
+        ground and rows or columns were left out or flipped.
     """
     for dim in ("y", "x"):
         if dim not in array.dims:
@@ -184,17 +218,28 @@ def grid_of(array: xr.DataArray) -> Grid:
             "array.rio.write_transform(...)"
         )
     declared = _declared(reference) or (Affine.identity() if gcps or rpcs else None)
-    transform = _moved(array, declared)
-    if (gcps or rpcs) and transform != declared:
-        raise ValueError(_TIED)
+    declared, origin, steps = _moved(array, declared)
+    transform = _real(_followed(declared, origin, steps))
+    if gcps or (rpcs and _declared(reference) is None):
+        # What was moved is the count of pixels.
+        transform = None
+    if rpcs and steps != (1, 1):
+        raise ValueError(
+            f"a raster that RPCs tie to the ground, of which every {steps} px (y, x) are left: cut "
+            "it without steps or flips, or drop 'rpcs' of its 'spatial_ref'"
+        )
+    if rpcs:
+        rpcs = _moved_rpcs(rpcs, *map(int, origin))
+    point = "Point" in (reference.get("AREA_OR_POINT"), array.attrs.get("AREA_OR_POINT"))
     return Grid(
         height,
         width,
-        _real(transform),
+        transform,
         None if gcps else crs,
-        gcps,
+        _moved_points(gcps, origin, steps),
         crs if gcps else None,
         rpcs,
+        point and transform is not None,
     )
 
 
@@ -208,8 +253,14 @@ def _declared(reference: dict[Any, Any]) -> Affine | None:
     return Affine.from_gdal(*map(float, numbers)) if len(numbers) == 6 else None
 
 
-def _moved(array: xr.DataArray, declared: Affine | None) -> Affine | None:
-    """The declared transform, moved by the whole pixels that a selection moved the array."""
+def _moved(
+    array: xr.DataArray, declared: Affine | None
+) -> tuple[Affine | None, tuple[float, float], tuple[int, int]]:
+    """The declared transform, and the first corner ``(row, col)`` and step that a selection left.
+
+    In whole pixels of the transform, for pixels of a step of 1.
+    """
+    still = (0.0, 0.0), (1, 1)
     rotated = declared is not None and bool(declared.b or declared.d)
     if "x" in array.coords and "y" in array.coords:
         x, y = array.coords["x"].values, array.coords["y"].values
@@ -218,17 +269,60 @@ def _moved(array: xr.DataArray, declared: Affine | None) -> Affine | None:
         xc, yc = array.coords["xc"].values, array.coords["yc"].values
         x, y = (~declared @ (xc[0], yc[0]))[0], (~declared @ (xc[:, 0], yc[:, 0]))[1]
     else:
-        return declared
+        return declared, *still
     if declared is None:
         if min(len(x), len(y)) < 2:
-            return None
+            return None, *still
         declared = _through(x, y)
     plain = Affine.identity() if rotated else declared
     col, col_step = _pixels(x, plain.c, plain.a, "x")
     row, row_step = _pixels(y, plain.f, plain.e, "y")
-    if (col, row, col_step, row_step) == (0, 0, 1, 1):
+    return declared, (row, col), (row_step, col_step)
+
+
+def _followed(
+    declared: Affine | None, origin: tuple[float, float], steps: tuple[int, int]
+) -> Affine | None:
+    """A transform after a selection."""
+    if declared is None or (origin, steps) == ((0, 0), (1, 1)):
         return declared
-    return declared @ Affine.translation(col, row) @ Affine.scale(col_step, row_step)
+    return declared @ Affine.translation(origin[1], origin[0]) @ Affine.scale(steps[1], steps[0])
+
+
+def _moved_points(points: Points, origin: tuple[float, float], steps: tuple[int, int]) -> Points:
+    """Ground control points in pixels of a selection that begins at a corner ``(row, col)``."""
+    (top, left), (down, right) = origin, steps
+    return tuple(
+        ((row - top) / down, (col - left) / right, x, y, z) for row, col, x, y, z in points
+    )
+
+
+def _moved_rpcs(rpcs: Rpcs, row: int, col: int) -> Rpcs:
+    """RPCs of a window that begins at a pixel, in decimals as they were written."""
+    moved = {"LINE_OFF": row, "SAMP_OFF": col}
+    return tuple(
+        (key, str(_decimal(value) - moved[key]) if moved.get(key) else value) for key, value in rpcs
+    )
+
+
+def _scaled_rpcs(rpcs: Rpcs, factor: float) -> Rpcs:
+    """RPCs of a raster with `factor` pixels for each; they count from the first pixel's centre."""
+    values = dict(rpcs)
+    for axis in ("LINE", "SAMP"):
+        if f"{axis}_OFF" in values:
+            offset = float(_decimal(values[f"{axis}_OFF"]))
+            values[f"{axis}_OFF"] = repr((offset + 0.5) * factor - 0.5)
+        if f"{axis}_SCALE" in values:
+            values[f"{axis}_SCALE"] = repr(float(_decimal(values[f"{axis}_SCALE"])) * factor)
+    return tuple(sorted(values.items()))
+
+
+def _decimal(text: str) -> Decimal:
+    """A number of the RPC domain, which may have its unit behind it."""
+    try:
+        return Decimal(text.split()[0])
+    except (IndexError, InvalidOperation) as error:
+        raise ValueError(f"RPCs with {text!r} for a number cannot follow a window") from error
 
 
 def _through(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Affine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,10 +60,11 @@ def cutter(whole: Pixels, window: Window) -> Callable[[Window], Pixels]:
     return cut
 
 
-def valid_pixels(data: Array, nodata: Sequence[float | None]) -> Mask:
+def valid_pixels(data: Array, nodata: Sequence[float | int | None]) -> Mask:
     """Pixels ``(y, x)`` that are nodata in none of the bands ``(band, y, x)``.
 
-    NaN is never valid; nodata is compared with the raw numbers.
+    NaN is never valid; nodata is compared with the raw numbers, 64-bit ones to the last digit where
+    it is an int.
 
     >>> valid_pixels(np.array([[[1, 2, 3]], [[1, 1, 9]]]), (None, 9.0)).tolist()
     [[True, True, False]]
@@ -77,17 +79,18 @@ def valid_pixels(data: Array, nodata: Sequence[float | None]) -> Mask:
     return valid
 
 
-def _in_dtype(value: float | None, dtype: np.dtype[Any]) -> Any:
+def _in_dtype(value: float | int | None, dtype: np.dtype[Any]) -> Any:
     """Nodata in the band's dtype; None where no pixel can equal it.
 
     float32 pixels never equal a float64 like -3.4e38, and -9999 is no uint8 (cast, it is 241).
     """
-    if value is None or np.isnan(value):
+    if value is None or math.isnan(value):
         return None
     if dtype.kind == "f":
-        return dtype.type(value)
+        with np.errstate(over="ignore"):
+            return dtype.type(value)
     if dtype.kind == "b":
         return np.bool_(value) if value in (0, 1) else None
     limits = np.iinfo(dtype)
-    fits = value.is_integer() and limits.min <= value <= limits.max
+    fits = math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max
     return dtype.type(int(value)) if fits else None

@@ -16,22 +16,35 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import rasterio
 import rasterio.windows
-from rasterio.enums import ColorInterp, MaskFlags
+from rasterio.enums import ColorInterp
 from rasterio.errors import RasterioIOError
 
 from .blockcache import Cells, cache_limit, shared_cache
 from .display import bytes_text
 from .grid import Grid
 from .handles import Sign, drop_handle, handle, identity_of, open_dataset
+from .metadata import (
+    MaskKind,
+    Nodata,
+    Number,
+    band_aliases,
+    band_names,
+    check_dataset,
+    common_dtype,
+    data_bands,
+    mask_kind,
+    nodata_of,
+)
 from .paths import absolute_name
 from .pixels import Array, Mask, Pixels, cutter, valid_pixels
 from .remote import UnreachableError, environment, is_remote, patiently
+from .selection import Bands, area_of, find_bands, window_of
 from .tiling import Span, Window
 
 __all__ = [
@@ -45,8 +58,6 @@ __all__ = [
     "valid_pixels",
     "window_of",
 ]
-
-Bands = Sequence[str | int] | None
 
 # How much of the blocks of a chunk a cache must hold, see `Raster.cache_bytes`.
 _LIVE = 2 / 3
@@ -71,13 +82,13 @@ class Raster:
         One per index.
     dtype : str
         Of the raw numbers.
-    nodata : tuple of (float or None)
+    nodata : tuple of (float, int or None)
         Per band, on raw numbers.
     scales, offsets : tuple of float
         Per band.
     block : tuple of int
         ``(height, width)`` of the file's storage blocks.
-    mask : {None, "dataset", "alpha"}
+    mask : {None, "dataset", "alpha", "bands"}
         Where the file keeps a mask besides nodata.
     identity : str
         Path, size, modification time and window.
@@ -88,6 +99,8 @@ class Raster:
         VRT, have no time of their own here, and are read anew by who opens them anew.
     sign : callable or None
         Gives the address to open for `path`, in the thread that opens it.
+    aliases : tuple of tuple of str
+        What the file says of each band beside its name, as its colour.
     """
 
     path: str
@@ -96,15 +109,16 @@ class Raster:
     indexes: tuple[int, ...]
     band_names: tuple[str, ...]
     dtype: str
-    nodata: tuple[float | None, ...]
+    nodata: tuple[Number | None, ...]
     scales: tuple[float, ...]
     offsets: tuple[float, ...]
     block: tuple[int, int]
-    mask: Literal["dataset", "alpha"] | None
+    mask: MaskKind
     identity: str
     extent: tuple[int, int]
     opened: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
     sign: Sign | None = field(default=None, compare=False)
+    aliases: tuple[tuple[str, ...], ...] = field(default=(), compare=False, repr=False)
 
     def __dask_tokenize__(self) -> object:
         return type(self).__qualname__, self.identity, self.indexes, self.nodata, repr(self.grid)
@@ -183,9 +197,10 @@ class Raster:
         """The raster with these bands only, in this order."""
         if bands is None:
             return self
-        picked = find_bands(bands, self.band_names, self.path)
+        picked = find_bands(bands, self.band_names, self.path, self.aliases)
         return replace(
             self,
+            aliases=tuple(self.aliases[i] for i in picked) if self.aliases else (),
             indexes=tuple(self.indexes[i] for i in picked),
             band_names=tuple(self.band_names[i] for i in picked),
             nodata=tuple(self.nodata[i] for i in picked),
@@ -280,7 +295,14 @@ class Raster:
 
     def _read(self, window: Window, shape: tuple[int, int]) -> Pixels:
         if not is_remote(self.path):
-            return self._read_once(window, shape)
+            try:
+                return self._read_once(window, shape)
+            except RasterioIOError as error:
+                # rasterio's own message names neither the file nor the reason.
+                raise RasterioIOError(
+                    f"{self.path}: window (row, col, height, width) = {window.bounds()} cannot be "
+                    f"read: {error.__cause__ or error}"
+                ) from (error.__cause__ or error)
         return patiently(
             partial(self._read_once, window, shape),
             self.path,
@@ -301,7 +323,7 @@ class Raster:
             )
         valid = valid_pixels(data, self.nodata) if self.has_mask else None
         if self.mask is not None:
-            own = _mask_of(dataset, self.mask, area, shape) > 0
+            own = _mask_of(dataset, self.mask, self.indexes, area, shape) > 0
             valid = own if valid is None else valid & own
         return Pixels(data, None if valid is None or valid.all() else valid)
 
@@ -310,8 +332,10 @@ def describe(
     source: str | os.PathLike[str],
     *,
     bands: Bands = None,
-    nodata: float | None = None,
+    nodata: Nodata = None,
     window: tuple[int, int, int, int] | None = None,
+    bounds: Sequence[float] | None = None,
+    bounds_crs: Any = None,
     mask: bool = True,
     sign: Sign | None = None,
 ) -> Raster:
@@ -323,28 +347,29 @@ def describe(
         environment(path) if is_remote(path) else nullcontext(),
         open_dataset(path, sign) as dataset,
     ):
-        numbers = _data_bands(dataset)
+        check_dataset(dataset, path)
+        numbers = data_bands(dataset, path)
+        scales, offsets = dataset.scales, dataset.offsets
         raster = Raster(
             path=path,
             grid=Grid.of_dataset(dataset),
             origin=(0, 0),
             indexes=numbers,
-            band_names=_band_names(dataset, numbers),
-            dtype=_dtype(dataset, numbers, path),
-            nodata=tuple(_band_nodata(dataset, n, nodata) if mask else None for n in numbers),
-            scales=tuple(float(dataset.scales[n - 1]) for n in numbers),
-            offsets=tuple(float(dataset.offsets[n - 1]) for n in numbers),
+            band_names=band_names(dataset, numbers),
+            dtype=common_dtype(dataset, numbers, path),
+            nodata=nodata_of(dataset, numbers, nodata) if mask else (None,) * len(numbers),
+            scales=tuple(float(scales[n - 1]) for n in numbers),
+            offsets=tuple(float(offsets[n - 1]) for n in numbers),
             block=tuple(dataset.block_shapes[0]),
-            mask=_mask_kind(dataset) if mask else None,
+            mask=mask_kind(dataset) if mask else None,
             identity=identity_of(path),
             extent=dataset.shape,
             sign=sign,
+            aliases=band_aliases(dataset, numbers),
         )
     raster = raster.select(bands)
-    if window is None:
-        return raster
-    area = window_of(window, raster.grid)
-    return raster.crop(area)
+    area = area_of(window, bounds, bounds_crs, raster.grid)
+    return raster if area is None else raster.crop(area)
 
 
 def layout_warning(source: object, window: Window) -> str | None:
@@ -378,79 +403,8 @@ def layout_warning(source: object, window: Window) -> str | None:
     )
 
 
-def find_bands(wanted: Sequence[str | int], names: tuple[str, ...], where: str) -> list[int]:
-    """Positions of the wanted bands.
-
-    >>> find_bands(["nir", 1], ("red", "nir"), "scene.tif")
-    [1, 0]
-    """
-    picked = []
-    for band in wanted:
-        position = _position(band, names)
-        if position is None:
-            raise ValueError(
-                f"{where} has no band {band!r}: wanted {list(wanted)}, there are {list(names)}"
-            )
-        picked.append(position)
-    doubled = {names[i] for i in picked if picked.count(i) > 1}
-    if doubled:
-        raise ValueError(f"band {sorted(doubled)[0]!r} is asked for twice: {list(wanted)}")
-    return picked
-
-
-def _position(band: str | int, names: tuple[str, ...]) -> int | None:
-    if isinstance(band, str):
-        return names.index(band) if band in names else None
-    return band - 1 if 1 <= band <= len(names) else None
-
-
 def _whole(grid: Grid) -> Window:
     return Window(Span(0, grid.height), Span(0, grid.width))
-
-
-def window_of(bounds: tuple[int, int, int, int], grid: Grid) -> Window:
-    """``(row, col, height, width)`` as a `Window` inside a grid."""
-    if not isinstance(bounds, (tuple, list)) or len(bounds) != 4:
-        raise ValueError(f"window must be (row, col, height, width), got {bounds!r}")
-    if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in bounds):
-        raise ValueError(f"window must be four whole numbers of px, got {bounds!r}")
-    row, col, height, width = bounds
-    window = Window(Span(row, row + height), Span(col, col + width))
-    if height < 1 or width < 1 or window.clip(_whole(grid)) != window:
-        raise ValueError(
-            f"window (row, col, height, width) = {tuple(bounds)} lies outside the raster of "
-            f"{grid.height} x {grid.width} px"
-        )
-    return window
-
-
-def _dtype(dataset: rasterio.DatasetReader, numbers: Sequence[int], path: str) -> str:
-    """A dtype that holds the numbers of all these bands."""
-    common = str(np.result_type(*(dataset.dtypes[n - 1] for n in numbers)))
-    if np.dtype(common).kind == "c":
-        raise ValueError(f"source {path!r} is complex ({common}): pass its amplitude instead")
-    return common
-
-
-def _data_bands(dataset: rasterio.DatasetReader) -> tuple[int, ...]:
-    """Numbers of the bands that hold data: alpha is a mask, not an input."""
-    interpretations = zip(dataset.indexes, dataset.colorinterp, strict=True)
-    return tuple(n for n, color in interpretations if color != ColorInterp.alpha)
-
-
-def _band_names(dataset: rasterio.DatasetReader, numbers: Sequence[int]) -> tuple[str, ...]:
-    """Descriptions where every band has one of its own, else numbers."""
-    names = tuple(dataset.descriptions[n - 1] or "" for n in numbers)
-    if all(names) and len(set(names)) == len(names):
-        return names
-    return tuple(str(n) for n in numbers)
-
-
-def _band_nodata(
-    dataset: rasterio.DatasetReader, number: int, override: float | None
-) -> float | None:
-    value = dataset.nodatavals[number - 1] if override is None else override
-    return None if value is None else float(value)
 
 
 def _read(
@@ -470,19 +424,16 @@ def _read(
 
 def _mask_of(
     dataset: rasterio.DatasetReader,
-    kind: str,
+    kind: MaskKind,
+    numbers: Sequence[int],
     area: rasterio.windows.Window,
     shape: tuple[int, int],
 ) -> npt.NDArray[Any]:
+    if kind == "bands":
+        masks = dataset.read_masks(list(numbers), window=area, out_shape=(len(numbers), *shape))
+        return np.asarray(masks.min(axis=0))
     if kind == "alpha":
         # Not dataset_mask: it takes alpha for a mask only where there are two or four bands.
         alpha = dataset.colorinterp.index(ColorInterp.alpha) + 1
         return np.asarray(dataset.read(alpha, window=area, out_shape=shape))
     return np.asarray(dataset.dataset_mask(window=area, out_shape=shape))
-
-
-def _mask_kind(dataset: rasterio.DatasetReader) -> Literal["dataset", "alpha"] | None:
-    if ColorInterp.alpha in dataset.colorinterp:
-        return "alpha"
-    flags = {flag for flags in dataset.mask_flag_enums for flag in flags}
-    return "dataset" if MaskFlags.per_dataset in flags and MaskFlags.nodata not in flags else None

@@ -197,15 +197,27 @@ def test_a_window_outside_the_raster_is_refused_with_both_sizes(tmp_path, bounds
     assert str(bounds) in str(refusal.value)
 
 
-def test_a_part_of_a_raster_tied_by_points_or_rpcs_is_refused(with_gcps, with_rpcs):
-    for path in (with_gcps, with_rpcs):
-        scene = di.open_raster(path)
-        with pytest.raises(ValueError, match="run the whole raster"):
-            di.open_raster(path, window=(0, 5, 5, 5))
-        for part in (scene[:, 2:], scene[:, :, ::-1], scene[:, :1, 1:2]):
-            with pytest.raises(ValueError, match="run the whole raster"):
-                grid_of(part)
-        assert grid_of(scene[:, :5]).shape == (5, 30)
+def test_a_part_of_a_raster_keeps_its_points_and_rpcs_where_they_are(with_gcps, with_rpcs):
+    moved = tuple((row - 3, col - 5, x, y, z) for row, col, x, y, z in POINTS)
+    part = di.open_raster(with_gcps)[:, 3:10, 5:25]
+    for grid in (grid_of(part), describe(with_gcps, window=(3, 5, 7, 20)).grid):
+        assert (grid.gcps, grid.transform, grid.shape) == (moved, None, (7, 20))
+    part = di.open_raster(with_rpcs)[:, 3:10, 5:25]
+    for grid in (grid_of(part), describe(with_rpcs, window=(3, 5, 7, 20)).grid):
+        told = dict(grid.rpcs)
+        assert (told["LINE_OFF"], told["SAMP_OFF"], grid.transform) == ("-2", "-4", None)
+        same = {
+            name: value for name, value in rpc_tags().items() if name[:5] not in ("LINE_", "SAMP_")
+        }
+        assert same.items() <= told.items()
+
+
+def test_a_flip_mirrors_points_and_is_refused_with_rpcs(with_gcps, with_rpcs):
+    flipped = grid_of(di.open_raster(with_gcps)[:, ::-1, ::2])
+    assert flipped.gcps[0] == (20, 0.25, 10, 50, 0)
+    for part in (slice(None, None, -1), slice(None, None, 2)):
+        with pytest.raises(ValueError, match="cut it without steps or flips"):
+            grid_of(di.open_raster(with_rpcs)[:, :, part])
 
 
 # --- slices ---------------------------------------------------------------------------------------
