@@ -13,6 +13,7 @@ import inspect
 import io
 import sys
 import uuid
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["module_digest"]
+__all__ = ["file_digest", "module_digest"]
 
 # Kept by the loop over modules itself, or a mode that is set before every run.
 _APART = ("training", "_modules", "_parameters", "_buffers")
@@ -143,3 +144,9 @@ def _tensor_key(tensor: torch.Tensor) -> Any:
     content: Any = numbers.flatten().view(torch.uint8) if numbers.numel() else torch.zeros(0)
     digest = hashlib.sha256(np.asarray(content.numpy()).tobytes()).hexdigest()
     return "tensor", str(numbers.dtype), tuple(numbers.shape), digest
+
+
+def file_digest(path: Path) -> str:
+    """Hash of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,6 +8,7 @@ back instead of one float per class.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,8 @@ class Forward(Device):
         scale, offset = model.scaling(raster_scale, raster_offset)
         self._scale = self._per_band(scale, 1.0)
         self._offset = self._per_band(offset, 0.0)
+        self._low = self._per_band(model.clip_min or (-math.inf,), -math.inf)
+        self._high = self._per_band(model.clip_max or (math.inf,), math.inf)
         self._mean = self._per_band(model.mean or (0.0,), 0.0)
         self._std = self._per_band(model.std or (1.0,), 1.0)
         self._fill = self._fill_value()
@@ -172,7 +175,7 @@ class Forward(Device):
         return self._network(x.contiguous())
 
     def normalise(self, raw: torch.Tensor) -> torch.Tensor:
-        """``((raw * scale + offset) - mean) / std`` in float32, in this order.
+        """``(clip(raw * scale + offset) - mean) / std`` in float32, in this order.
 
         Folding the four numbers into two would lose digits where the mean is large against the
         spread (heights, for one).
@@ -184,6 +187,8 @@ class Forward(Device):
         for operation, value in (
             (x.mul_, self._scale),
             (x.add_, self._offset),
+            (x.clamp_min_, self._low),
+            (x.clamp_max_, self._high),
             (x.sub_, self._mean),
             (x.div_, self._std),
         ):
@@ -214,7 +219,7 @@ class Forward(Device):
 
         if self.model.fill is None:
             return torch.zeros((1, 1, 1), device=self.device)
-        numbers = (self._scale, self._offset, self._mean, self._std)
+        numbers = (self._scale, self._offset, self._low, self._high, self._mean, self._std)
         bands = max(1 if value is None else len(value) for value in numbers)
         return self.normalise(torch.full((bands, 1, 1), float(self.model.fill), device=self.device))
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from .errors import warn_user
 from .field import ReceptiveField
+from .measured import field_of, remembered
 from .model import Model, load_model
 from .probe import measure_field
 from .tiling import round_up
@@ -27,8 +28,6 @@ __all__ = [
     "receptive_field",
     "smallest_input",
 ]
-
-T = TypeVar("T")
 
 DEFAULT_OVERLAP = 128
 """Context in px per side for nets without an exact halo: tiles are blended over it instead."""
@@ -72,7 +71,7 @@ def receptive_field(model: Any, *, bands: int | None = None) -> ReceptiveField:
         return measure_field(model, _known(bands))
     recipe = load_model(model)
     known = _known(bands or recipe.n_bands or recipe.likely_bands)
-    return _remembered("field", recipe, known, lambda: measure_field(recipe.network("cpu"), known))
+    return field_of(recipe, known)
 
 
 def smallest_input(model: Model, field: ReceptiveField, bands: int) -> tuple[int, int]:
@@ -89,7 +88,7 @@ def smallest_input(model: Model, field: ReceptiveField, bands: int) -> tuple[int
     fixed = model.tile or field.size
     if fixed is not None:
         return fixed
-    return _remembered("smallest", model, bands, lambda: _smallest(model, field.stride, bands))
+    return remembered("smallest", model, bands, lambda: _smallest(model, field.stride, bands))
 
 
 def check_steady(model: Model, bands: int, size: tuple[int, int]) -> None:
@@ -100,7 +99,7 @@ def check_steady(model: Model, bands: int, size: tuple[int, int]) -> None:
     ValueError
         If one input gives two results, or one result alone and another beside other tiles.
     """
-    _remembered("steady", model, bands, lambda: _refuse_unsteady(model, bands, size))
+    remembered("steady", model, bands, lambda: _refuse_unsteady(model, bands, size))
 
 
 def _refuse_unsteady(model: Model, bands: int, size: tuple[int, int]) -> None:
@@ -133,19 +132,6 @@ def _refuse_unsteady(model: Model, bands: int, size: tuple[int, int]) -> None:
             "without running statistics, or exported in train mode?): it would change with "
             "batch_size"
         )
-
-
-# Measurements of this process.  By content, so that they hold no module alive and serve a model
-# whose class names were changed.
-_measured: dict[tuple[Any, ...], Any] = {}
-
-
-def _remembered(what: str, model: Model, bands: int, measure: Callable[[], T]) -> T:
-    key = (what, model.digest, model.tta, bands)
-    if key not in _measured:
-        _measured[key] = measure()
-    result: T = _measured[key]
-    return result
 
 
 _STRIDES_TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

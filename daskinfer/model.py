@@ -9,28 +9,21 @@ it is needed.
 from __future__ import annotations
 
 import copy
-import hashlib
-import io
 import json
-import threading
-import weakref
-from dataclasses import dataclass, field, fields, replace
+import math
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import cloudpickle
-
 from .digest import module_digest
-from .formats import (
-    Network,
-    call_factory,
-    exported_network,
-    first_in_channels,
-    read_pt2,
-    resolve,
-    signature,
-)
-from .spec import SPEC, check_recipe, check_spec, tidy
+from .formats import FILES, FileKind, build_file, kind_of, read_file
+from .loaders.factory import call_factory, first_in_channels, is_factory, resolve
+from .loaders.facts import CODE, Facts, Network
+from .loaders.torchscript import convolved_bands
+from .mlm.read import read_item, recipe_of
+from .paths import absolute_name
+from .shipping import ModelBytes, find_module, is_script, keep_module, pack_module
+from .spec import EMBEDDABLE, check_recipe, check_spec, tidy
 
 if TYPE_CHECKING:
     import torch
@@ -40,54 +33,20 @@ __all__ = ["Model", "ModelBytes", "load_model"]
 Output = Literal["classes", "probabilities", "values", "objects"]
 Numbers = tuple[float, ...]
 
-# Modules given by users of this process, found again by digest when a pickled Model comes back to
-# the same process (Dask pickles tasks even for in-process workers).  Weak: the user owns them.
-_local: weakref.WeakValueDictionary[str, torch.nn.Module] = weakref.WeakValueDictionary()
-# Modules that were shipped to this process; strong, until the run that shipped them is over.
-_shipped: dict[str, torch.nn.Module] = {}
-_lock = threading.Lock()
-
-
-@dataclass(frozen=True)
-class ModelBytes:
-    """An in-memory module on its way to a worker process."""
-
-    digest: str
-    payload: bytes
-    script: bool = False
-
-    def receive(self) -> None:
-        """Make the module available to models with this digest in this process."""
-        with _lock:
-            if self.digest not in _local and self.digest not in _shipped:
-                _shipped[self.digest] = self._module()
-
-    def _module(self) -> torch.nn.Module:
-        if not self.script:
-            return cloudpickle.loads(self.payload)  # type: ignore[no-any-return]
-        import torch
-
-        return torch.jit.load(io.BytesIO(self.payload))  # type: ignore[no-any-return,no-untyped-call]
-
-    def release(self) -> None:
-        """Forget the module."""
-        with _lock:
-            _shipped.pop(self.digest, None)
-
 
 @dataclass(frozen=True)
 class Model:
     """What is needed to run a trained network over a raster.  Made by `load_model`.
 
-    The network sees ``x = ((raw * scale + offset) - mean) / std`` as float32 ``(n, band, y, x)``,
-    with `fill` in the pixels that are nodata, and its scores ``(n, channel, y, x)`` become the
-    raster that `output` names.
+    The network sees ``x = (clip(raw * scale + offset) - mean) / std`` as float32
+    ``(n, band, y, x)``, with `fill` in the pixels that are nodata, and its scores
+    ``(n, channel, y, x)`` become the raster that `output` names.
 
     Attributes
     ----------
     source : str
         Where the network comes from, for people.
-    kind : {"module", "factory", "pt2"}
+    kind : {"module", "factory", "pt2", "aoti", "torchscript", "pickle", "onnx"}
         How it is built.
     digest : str
         Hash of the network's content; two models with equal digests compute the same.
@@ -101,6 +60,8 @@ class Model:
         Per band or one for all; None means the raster's own scale and offset.
     mean, std : tuple of float or None
         Per band or one for all; None means 0 and 1.
+    clip_min, clip_max : tuple of float or None
+        Per band or one for all: limits of the physical values; None means none.
     fill : float or None
         Raw number put into nodata pixels before the network; None means the mean, that is 0 after
         normalisation.
@@ -118,17 +79,24 @@ class Model:
     tile : tuple of int or None
         The only ``(height, width)`` that the network accepts, in pixels.
     tta : tuple of str
-        Symmetries over which scores are averaged (test-time augmentation); see `daskinfer.spec.SYMMETRIES`.
+        Symmetries over which scores are averaged (test-time augmentation), of
+        `daskinfer.spec.SYMMETRIES`.
     precision : {"float32", "bfloat16", "float16"}
         Arithmetic of the network (autocast); normalisation and post-processing stay in float32.
     compile : bool
         Run the network through ``torch.compile``; workers need a C++ compiler.
+    layout : {"nchw", "nhwc"}
+        Order of the network's input and output; "nhwc" is ``(n, y, x, band)``.
+    accelerator : {None, "cpu", "cuda"}
+        The only kind of device that the network runs on.
+    trust : bool
+        Whether code that the file holds is run.
     weights : str or None
         File of weights for a factory.
     """
 
     source: str
-    kind: Literal["module", "factory", "pt2"]
+    kind: Literal["module", "factory"] | FileKind
     digest: str
     in_bands: int | None = None
     bands: tuple[str, ...] | None = None
@@ -136,6 +104,8 @@ class Model:
     offset: Numbers | None = None
     mean: Numbers | None = None
     std: Numbers | None = None
+    clip_min: Numbers | None = None
+    clip_max: Numbers | None = None
     fill: float | None = None
     output: Output = "classes"
     activation: Literal["softmax", "sigmoid"] | None = None
@@ -146,6 +116,9 @@ class Model:
     tta: tuple[str, ...] = ()
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     compile: bool = False
+    layout: Literal["nchw", "nhwc"] = "nchw"
+    accelerator: Literal["cpu", "cuda"] | None = None
+    trust: bool = False
     weights: str | None = None
     likely_bands: int | None = field(default=None, compare=False)
     # The user's module: not part of the value (the digest is), never pickled.
@@ -155,7 +128,12 @@ class Model:
         check_recipe(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "module"}
+        state = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "module"}
+        if self.kind != "module":
+            # Where it is unpickled the working folder may be another.
+            state["source"] = absolute_name(self.source)
+            state["weights"] = self.weights and absolute_name(self.weights)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
@@ -168,7 +146,8 @@ class Model:
     @property
     def n_bands(self) -> int | None:
         """Bands the network takes, as far as the recipe tells."""
-        per_band = (self.bands, self.mean, self.std, self.scale, self.offset)
+        clips = (self.clip_min, self.clip_max)
+        per_band = (self.bands, self.mean, self.std, self.scale, self.offset, *clips)
         known = {len(values) for values in per_band if values is not None and len(values) > 1}
         if self.bands is not None:
             return len(self.bands)
@@ -177,7 +156,7 @@ class Model:
     @property
     def name(self) -> str:
         """What the network is called: its file without folder, its factory, or its class."""
-        return Path(self.source).name if self.kind == "pt2" else self.source
+        return Path(self.source).name if self.kind in FILES else self.source
 
     def scaling(self, scale: Numbers, offset: Numbers) -> tuple[Numbers, Numbers]:
         """Scale and offset from raw numbers to physical values, given the raster's own pair.
@@ -212,34 +191,118 @@ class Model:
         ------
         RuntimeError
             If an in-memory module was not shipped to this process.
+        ValueError
+            If it does not run on `device`.
         """
         network = self._network(device)
-        if not self.tta:
-            return network
-        from .wrappers import Augmented
+        if self.layout == "nhwc":
+            from .wrappers import ChannelsLast
 
-        averaged: Network = Augmented(network, self.tta)
-        return averaged
+            network = ChannelsLast(network)
+        if self.tta:
+            from .wrappers import Augmented
+
+            network = Augmented(network, self.tta)
+        return network
 
     def _network(self, device: str) -> Network:
-        if self.kind == "pt2":
-            return exported_network(self.source, device)
         if self.kind == "factory":
-            module = call_factory(self.source, self.weights)
-        else:
+            module = call_factory(self.source, self.weights, self.trust)
+        elif self.kind == "module":
             module = copy.deepcopy(_find(self))
+        else:
+            return build_file(self.source, self.kind, device, self.trust)
         # Networks saved in half or double precision run in float32, as `precision` says.
-        return module.to(device).float().eval()
+        return _evaluating(module.to(device).float())
 
     def ship(self) -> ModelBytes | None:
         """Bytes of an in-memory module for other processes; None for models they can load."""
-        if self.kind != "module":
-            return None
-        module = _find(self)
-        if _is_script(module):
-            saved: Any = module
-            return ModelBytes(self.digest, bytes(saved.save_to_buffer()), script=True)
-        return ModelBytes(self.digest, cloudpickle.dumps(module))
+        return pack_module(self.digest, _find(self)) if self.kind == "module" else None
+
+    def recipe(self) -> dict[str, Any]:
+        """The fields that a user may set, as far as they differ from the defaults, as JSON values.
+
+        >>> import torch
+        >>> load_model(torch.nn.Conv2d(3, 2, 1), scale=1e-4).recipe()
+        {'scale': [0.0001]}
+        """
+        defaults = {f.name: f.default for f in fields(self) if f.default is not MISSING}
+        held = {name: getattr(self, name) for name in EMBEDDABLE}
+        told = {name: value for name, value in held.items() if value != defaults[name]}
+        return {name: _json_value(value) for name, value in told.items()}
+
+    def save(self, path: str | Path, *, bands: int | None = None) -> Model:
+        """Export the network to a ``.pt2`` that holds the recipe too.
+
+        The batch size is free, and so are height and width in steps of the network's stride, which
+        is measured; a network of one size keeps it.
+
+        Parameters
+        ----------
+        path : path
+            Ends in ``.pt2``.
+        bands : int, optional
+            Bands of the input; needed only where the model does not tell.
+
+        Returns
+        -------
+        Model
+            Of the file.
+
+        Raises
+        ------
+        ValueError
+            If the network cannot be exported, or the number of bands is not known.
+
+        Examples
+        --------
+        >>> import os, tempfile, torch
+        >>> model = load_model(torch.nn.Conv2d(3, 2, 3, padding=1), scale=1e-4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = model.save(os.path.join(folder, "net.pt2"))
+        >>> saved.in_bands, saved.scale
+        (3, (0.0001,))
+        """
+        from .saving import save_model
+
+        save_model(self, Path(path), bands)
+        return load_model(path)
+
+    def to_mlm(self, path: str | Path | None = None, *, bands: int | None = None) -> dict[str, Any]:
+        """A STAC item of the model (extension ``mlm``), with what is measured of it.
+
+        Receptive-field radius, stride and halo, which MLM has no fields for, and the recipe, exact,
+        are under ``daskinfer:``.
+
+        Parameters
+        ----------
+        path : path, optional
+            Where to write it, JSON; the network's address is then relative to it.
+        bands : int, optional
+            Bands of the input; needed only where the model does not tell.
+
+        Returns
+        -------
+        dict
+
+        Raises
+        ------
+        ValueError
+            If the model is in memory only: `save` it first.
+
+        Examples
+        --------
+        >>> from daskinfer.demo import demo_model
+        >>> item = demo_model().to_mlm()
+        >>> item["properties"]["daskinfer:halo"], item["properties"]["mlm:tasks"]
+        ([48, 48], ['semantic-segmentation'])
+        """
+        from .saving import mlm_item
+
+        item = mlm_item(self, None if path is None else Path(path), bands)
+        if path is not None:
+            Path(path).write_text(json.dumps(item, indent=1) + "\n")
+        return item
 
 
 def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -> Model:
@@ -250,17 +313,20 @@ def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -
     Parameters
     ----------
     source : torch.nn.Module, path or str
-        A module; a ``.pt2`` file written by ``torch.export.save``; or ``"package.module:factory"``,
-        a callable without arguments that returns a module.  A `Model` is returned with `spec`
-        applied to it.
+        A module, or an exported program; a file of ``torch.export`` (``.pt2``), TorchScript
+        (``.pt``), ONNX (``.onnx``, extra ``onnx``) or AOTInductor (``.pt2``, with `trust`); a STAC
+        MLM item (``.json``), which needs no other argument; or ``"package.module:factory"``, a
+        callable without arguments that returns a module.  A `Model` is returned with `spec` applied
+        to it.
     weights : path, optional
-        State dict for a factory: ``.safetensors``, or a file that ``torch.load`` reads with
-        ``weights_only=True``.
+        For a factory: ``.safetensors``, a state dict or a checkpoint that holds one, also of
+        Lightning.  Only tensors are read from a pickle, unless ``trust=True``.
     **spec
-        Fields of `Model`: ``bands``, ``scale``, ``offset``, ``mean``, ``std``, ``fill``,
-        ``output``, ``activation``, ``threshold``, ``class_names``, ``class_colors``, ``tile``,
-        ``precision``, ``compile``, and ``tta``: "d4" or a list of `daskinfer.spec.SYMMETRIES`.
-        Metadata embedded in a ``.pt2`` (extra file ``daskinfer.json``) are the defaults.
+        Fields of `Model`: ``bands``, ``scale``, ``offset``, ``clip_min``, ``clip_max``, ``mean``,
+        ``std``, ``fill``, ``output``, ``activation``, ``threshold``, ``class_names``,
+        ``class_colors``, ``tile``, ``precision``, ``compile``, ``layout``, ``accelerator``,
+        ``trust``, and ``tta``: "d4" or a list of `daskinfer.spec.SYMMETRIES`.
+        What a ``.pt2`` (extra file ``daskinfer.json``) or an MLM item say are the defaults.
 
     Returns
     -------
@@ -273,7 +339,10 @@ def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -
     TypeError
         If `source` is not a model, or a keyword is unknown.
     ValueError
-        If the file is not a model, or the spec contradicts itself.
+        If the file is not a model, wants to run code and is not trusted, or the spec contradicts
+        itself.
+    ImportError
+        If a package that the format needs is not installed.
 
     Examples
     --------
@@ -285,14 +354,16 @@ def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -
     (4, 'classes')
     """
     check_spec(spec)
-    if isinstance(source, Model):
-        return _refreshed(source).patch(**spec)
-    if isinstance(source, (str, Path)):
-        return _from_name(str(source), weights, spec)
+    if isinstance(source, (str, Path)) and is_factory(str(source)):
+        return _from_factory(str(source), weights, spec)
     if weights is not None:
         raise ValueError(
             "weights= belongs to a 'package.module:factory'; load them into the module"
         )
+    if isinstance(source, Model):
+        return _refreshed(source).patch(**spec)
+    if isinstance(source, (str, Path)):
+        return _from_path(Path(source), spec)
     return _from_module(source, spec)
 
 
@@ -301,38 +372,79 @@ def _refreshed(model: Model) -> Model:
     if model.module is None:
         return model
     digest = module_digest(model.module)
-    _local[digest] = model.module
+    keep_module(digest, model.module)
     return replace(model, digest=digest)
 
 
-def _from_name(name: str, weights: str | Path | None, spec: dict[str, Any]) -> Model:
-    path = Path(name)
-    if path.suffix.lower() == ".pt2":
-        return _from_pt2(path, spec)
-    module, colon, factory = name.partition(":")
-    if colon and module.replace(".", "").isidentifier() and factory.isidentifier():
-        return _from_factory(name, weights, spec)
-    if not path.exists():
-        raise FileNotFoundError(f"model {name!r}: no such file, and not a 'package.module:factory'")
-    raise ValueError(
-        f"model {name!r}: {path.suffix or 'a file without suffix'} is not a format daskinfer "
-        "reads: pass an nn.Module, a .pt2 file (torch.export.save) or 'package.module:factory'"
+def _from_path(path: Path, spec: dict[str, Any]) -> Model:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"model {str(path)!r}: no such file, and not a 'package.module:factory'"
+        )
+    if path.suffix.lower() == ".json":
+        return _from_item(path, spec)
+    return _from_file(path, {}, spec)
+
+
+def _from_file(path: Path, defaults: dict[str, Any], spec: dict[str, Any]) -> Model:
+    """Of a file with a network in it; what it says of itself comes after `defaults`."""
+    trust = bool(spec.get("trust", False))
+    kind = kind_of(path)
+    facts = read_file(path, kind, trust)
+    told = dict(facts.metadata)
+    if "mlm" in told:
+        told = recipe_of(told["mlm"], spec)
+    told = {"accelerator": facts.accelerator} | told | defaults
+    merged = {name: value for name, value in told.items() if name in EMBEDDABLE} | spec
+    in_bands, tile = _input_of(facts, merged.get("layout", "nchw"))
+    return Model(
+        str(path),
+        kind,
+        facts.digest,
+        in_bands=in_bands,
+        likely_bands=facts.likely_bands,
+        **tidy({"tile": tile} | merged),
     )
+
+
+def _input_of(facts: Facts, layout: str) -> tuple[int | None, tuple[int, int] | None]:
+    """Bands, and the tile where height and width are fixed."""
+    if facts.shape is None:
+        return None, None
+    _, *sizes = facts.shape
+    bands, height, width = sizes if layout == "nchw" else (sizes[2], *sizes[:2])
+    return bands, None if height is None or width is None else (height, width)
+
+
+def _from_item(path: Path, spec: dict[str, Any]) -> Model:
+    item = read_item(path, spec)
+    recipe = {name: value for name, value in item.recipe.items() if name in EMBEDDABLE}
+    if item.factory is None:
+        return _from_file(Path(item.network), recipe, spec)
+    if not spec.get("trust"):
+        raise ValueError(f"model {str(path)!r} names code to run, {item.factory}, and {CODE}")
+    return _from_factory(item.factory, item.network, recipe | spec)
 
 
 def _from_module(module: Any, spec: dict[str, Any]) -> Model:
     import torch
 
+    if isinstance(module, torch.export.ExportedProgram):
+        module = module.module()
     if not isinstance(module, torch.nn.Module):
         raise TypeError(
-            f"not a model: got {type(module).__name__}, expected a torch.nn.Module, a .pt2 path or "
-            "'package.module:factory'"
+            f"not a model: got {type(module).__name__}, expected a torch.nn.Module, the path of a "
+            "model or of its MLM item, or 'package.module:factory'"
         )
     digest = module_digest(module)
-    _local[digest] = module
-    name = type(module).__name__
+    keep_module(digest, module)
     return Model(
-        name, "module", digest, likely_bands=first_in_channels(module), module=module, **tidy(spec)
+        type(module).__name__,
+        "module",
+        digest,
+        likely_bands=convolved_bands(module) if is_script(module) else first_in_channels(module),
+        module=module,
+        **tidy(spec),
     )
 
 
@@ -345,29 +457,27 @@ def _from_factory(name: str, weights: str | Path | None, spec: dict[str, Any]) -
     )
     # Built once here: an import error, a factory that returns no module and weights that do not
     # fit are all to be found before a worker starts.
-    module = call_factory(name, recipe.weights)
+    module = call_factory(name, recipe.weights, recipe.trust)
     return replace(recipe, digest=module_digest(module), likely_bands=first_in_channels(module))
 
 
-def _from_pt2(path: Path, spec: dict[str, Any]) -> Model:
-    if not path.is_file():
-        raise FileNotFoundError(f"model {str(path)!r}: no such file")
-    program, metadata = read_pt2(path)
-    in_bands, tile = signature(program, path)
-    embedded = {"tile": tile} | json.loads(metadata or "{}")
-    merged = {name: value for name, value in embedded.items() if name in SPEC} | spec
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Model(str(path), "pt2", digest, in_bands=in_bands, **tidy(merged))
+def _evaluating(module: torch.nn.Module) -> torch.nn.Module:
+    """The module in eval mode; exported ones stay in the mode they were exported in."""
+    try:
+        return module.eval()
+    except NotImplementedError:
+        return module
 
 
-def _is_script(module: Any) -> bool:
-    import torch
-
-    return isinstance(module, torch.jit.ScriptModule)
+def _json_value(value: Any) -> Any:
+    """JSON knows no tuples and no infinity."""
+    if not isinstance(value, tuple):
+        return value
+    return [None if isinstance(v, float) and math.isinf(v) else v for v in value]
 
 
 def _find(model: Model) -> torch.nn.Module:
-    module = model.module or _local.get(model.digest) or _shipped.get(model.digest)
+    module = model.module or find_module(model.digest)
     if module is None:
         raise RuntimeError(
             f"model {model.source!r} was given as an object and is not in this process: save it "

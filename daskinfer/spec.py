@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from .model import Model, Numbers
 
-__all__ = ["SPEC", "SYMMETRIES", "check_recipe", "check_spec", "tidy"]
+__all__ = ["EMBEDDABLE", "SPEC", "SYMMETRIES", "check_recipe", "check_spec", "tidy"]
 
 OUTPUTS = ("classes", "probabilities", "values", "objects")
 ACTIVATIONS = (None, "softmax", "sigmoid")
@@ -20,11 +20,16 @@ SYMMETRIES = (
 )  # fmt: skip
 """The symmetries of the square, all of which ``tta="d4"`` stands for."""
 PRECISIONS = ("float32", "bfloat16", "float16")
+LAYOUTS = ("nchw", "nhwc")
+ACCELERATORS = (None, "cpu", "cuda")
 
-_PER_BAND = ("scale", "offset", "mean", "std")
+_PER_BAND = ("scale", "offset", "mean", "std", "clip_min", "clip_max")
 _TEXTS = ("bands", "class_names", "class_colors")
-_OTHERS = ("fill", "output", "activation", "threshold", "tile", "tta", "precision", "compile")
+_OTHERS = ("fill", "output", "activation", "threshold", "tile", "tta", "precision", "compile",
+           "layout", "accelerator", "trust")  # fmt: skip
 SPEC = (*_PER_BAND, *_TEXTS, *_OTHERS)
+EMBEDDABLE = tuple(name for name in SPEC if name != "trust")
+"""What a file may say of itself: not that it is to be trusted."""
 
 
 def check_recipe(model: Model) -> None:
@@ -33,6 +38,9 @@ def check_recipe(model: Model) -> None:
     _check_choice("activation", model.activation, ACTIVATIONS)
     _check_choice("precision", model.precision, PRECISIONS)
     _check_choice("compile", model.compile, (True, False))
+    _check_choice("layout", model.layout, LAYOUTS)
+    _check_choice("accelerator", model.accelerator, ACCELERATORS)
+    _check_choice("trust", model.trust, (True, False))
     for name in model.tta:
         _check_choice("tta", name, SYMMETRIES)
     _check_bands(model)
@@ -79,9 +87,13 @@ def _numbers(name: str, value: Any) -> Numbers:
         raise ValueError(f"{name} {_ONE_OR_EACH}, got {value!r}") from error
     if numbers.ndim > 1:
         raise ValueError(f"{name} {_ONE_OR_EACH}, got an array of shape {numbers.shape}")
+    if name in _LIMITS:
+        # JSON has no infinity: null is a band without a limit.
+        numbers = np.where(np.isnan(numbers), _LIMITS[name], numbers)
     return tuple(numbers.ravel().tolist())
 
 
+_LIMITS = {"clip_min": -math.inf, "clip_max": math.inf}
 _ONE_OR_EACH = "must be a number or one number per band"
 
 
@@ -114,16 +126,28 @@ def _check_bands(model: Model) -> None:
         )
     for name in _PER_BAND:
         values = getattr(model, name) or ()
-        if not all(math.isfinite(value) for value in values):
+        if name not in _LIMITS and not all(math.isfinite(value) for value in values):
             raise ValueError(f"{name} must be finite, got {list(values)}")
     if any(value <= 0 for value in model.std or ()):
         raise ValueError(f"std must be positive, got {list(model.std or ())}")
     if any(value == 0 for value in model.scale or ()):
         raise ValueError(f"scale must not be 0, got {list(model.scale or ())}")
+    for low, high in _pairs(model.clip_min, model.clip_max):
+        if low >= high:
+            raise ValueError(f"clip_min must be below clip_max, got {low} and {high}")
     for name in ("fill", "threshold"):
         value = getattr(model, name)
         if value is not None and not (_is_number(value) and math.isfinite(value)):
             raise ValueError(f"{name} must be a finite number, got {value!r}")
+
+
+def _pairs(low: Numbers | None, high: Numbers | None) -> Iterator[tuple[float, float]]:
+    """Both limits of each band that has two."""
+    if low is None or high is None:
+        return
+    bands = max(len(low), len(high))
+    spread = (values * bands if len(values) == 1 else values for values in (low, high))
+    yield from zip(*spread, strict=True)
 
 
 def _is_number(value: object) -> bool:

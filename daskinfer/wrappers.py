@@ -1,4 +1,4 @@
-"""Networks around networks: test-time augmentation, and a batch size that is fixed.
+"""Networks around networks: test-time augmentation, and inputs of other forms than ours.
 
 Imports torch: imported where a network is built, not where one is described.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-__all__ = ["Augmented", "FixedBatch"]
+__all__ = ["Augmented", "Cast", "ChannelsLast", "FixedBatch"]
 
 
 class Augmented(nn.Module):
@@ -65,6 +65,44 @@ class FixedBatch(nn.Module):
         filled = torch.cat([x, x[-1:].expand(missing, -1, -1, -1)]) if missing else x
         parts = [self.network(part) for part in torch.split(filled, self.size)]
         return torch.cat(parts)[: len(x)]
+
+
+class Cast(nn.Module):
+    """A network that takes another floating dtype, as one that takes float32.
+
+    Parameters
+    ----------
+    network : callable
+        ``(n, band, y, x)`` to ``(n, channel, y, x)``.
+    dtype : str
+        Of its input.
+    """
+
+    def __init__(self, network: Callable[[torch.Tensor], torch.Tensor], dtype: str) -> None:
+        super().__init__()
+        self.network = network
+        self.dtype: torch.dtype = getattr(torch, dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores of a batch, in the network's own dtype."""
+        return self.network(x.to(self.dtype))
+
+
+class ChannelsLast(nn.Module):
+    """A network of ``(n, y, x, band)`` to ``(n, y, x, channel)``, as one of ``(n, band, y, x)``.
+
+    Parameters
+    ----------
+    network : callable
+    """
+
+    def __init__(self, network: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores of a batch."""
+        return self.network(x.permute(0, 2, 3, 1).contiguous()).permute(0, 3, 1, 2)
 
 
 def apply(x: torch.Tensor, name: str) -> torch.Tensor:

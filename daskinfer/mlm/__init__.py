@@ -1,0 +1,1 @@
+"""STAC items of models (extension ``mlm``): read into a recipe, written from one."""
