@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print("terminated; the same command goes on from here", file=sys.stderr)
         return _TERMINATED
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, ImportError) as error:
         # The messages say what to type in Python.
         text = str(error).replace("overwrite=True", "--overwrite")
         print(f"daskinfer: {text}", file=sys.stderr)
@@ -70,13 +70,14 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from .clusters import cluster
+    from .clusters.options import cluster_options
     from .monitor import progress
     from .runner import run
 
     plan = _made_plan(arguments)
     print(plan)
     bar = progress()
-    options = {} if arguments.workers is None else {"n_workers": arguments.workers}
+    options = cluster_options(arguments.cluster, arguments.workers, arguments.cluster_option)
     try:
         with cluster(arguments.cluster, **options) as client:
             report = run(plan, client=client, callbacks=[bar], trace=arguments.trace)
@@ -84,6 +85,23 @@ def _run(arguments: argparse.Namespace) -> int:
         bar.stop()
     print(report)
     return 0 if report.complete else _INCOMPLETE
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    from .submit import batch_job, log_of, submit
+
+    options = [word for word in arguments.options if word != "--dry-run"]
+    source, model, output = arguments.source, arguments.model, arguments.destination
+    job = _parser().parse_args(["run", source, model, output, *options])
+    script = batch_job(arguments.spec, source, model, output, options)
+    if arguments.dry_run or len(options) < len(arguments.options):
+        print(script, end="")
+        return 0
+    # What cannot run is not to be found out after hours in the queue.
+    print(_made_plan(job))
+    number = submit(script)
+    print(f"job {number}, which writes {log_of(script, number)}")
+    return 0
 
 
 def _halo(arguments: argparse.Namespace) -> int:
@@ -155,10 +173,27 @@ def _parser() -> argparse.ArgumentParser:
         _add_job(command)
         command.set_defaults(command=function)
     run.add_argument(
-        "--cluster", default="local", help="local (default), processes, or a scheduler's address"
+        "--cluster",
+        default="local",
+        metavar="KIND",
+        help="local (default), processes, cuda, slurm, a scheduler's address, or a .yaml file",
     )
-    run.add_argument("--workers", type=int, metavar="N", help="worker processes")
+    run.add_argument(
+        "--cluster-option", action="append", default=[], metavar="NAME=VALUE", help="of the kind"
+    )
+    run.add_argument("--workers", type=int, metavar="N", help="worker processes, GPUs or jobs")
     run.add_argument("--trace", metavar="PATH", help="write a timeline for ui.perfetto.dev")
+
+    submit = commands.add_parser(
+        "submit", help="run as a batch job of SLURM, which goes on by itself"
+    )
+    submit.add_argument("spec", help=".yaml file that names the cluster, and the job under submit")
+    submit.add_argument("source", help="as for run")
+    submit.add_argument("model", help="as for run")
+    submit.add_argument("destination", metavar="output", help="as for run")
+    submit.add_argument("options", nargs=argparse.REMAINDER, help="all options of run")
+    submit.add_argument("--dry-run", action="store_true", help="print the script, submit nothing")
+    submit.set_defaults(command=_submit)
 
     halo = commands.add_parser("halo", help="measure the receptive field, and halos on a raster")
     halo.add_argument("source", nargs="?", help="raster that GDAL opens; the bundled scene if none")
