@@ -151,6 +151,7 @@ _MODEL_OPTIONS = (
 _PLAN_OPTIONS = (
     "window", "chunk", "tile", "halo", "overlap", "batch_size", "precision", "on_error",
     "overwrite", "blocksize", "compress", "level", "tol", "tta", "statistics", "device", "compile",
+    "aoi",
     "reproducible", "predictor", "max_z_error", "interleave", "sparse", "layout", "split",
 )  # fmt: skip
 
@@ -236,6 +237,9 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--tol", type=float, default=1e-3, help="for --halo calibrated")
     job.add_argument(
         "--tta", type=_symmetries, metavar="d4|A,B,...", help="average over symmetries"
+    )
+    job.add_argument(
+        "--aoi", metavar="PATH", help="polygons (GeoJSON, GeoPackage, ...); outside is nodata"
     )
     job.add_argument("--statistics", choices=("global",), help="normalise with the raster's own")
     job.add_argument("--precision", choices=("float32", "bfloat16", "float16"))

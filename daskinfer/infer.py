@@ -141,6 +141,8 @@ def infer_chunk(
         window = inference.window(index)
         result = (blend if inference.blended else stitch)(inference, window, outputs)
         valid = output_mask(ran.mask, inference.tiling.chunk_at(index), inference.scale)
+        if ran.inside is not None:
+            valid = ran.inside if valid is None else valid & ran.inside
         if valid is not None:
             result[:, ~valid] = form.nodata
     if not outputs:
@@ -160,10 +162,13 @@ class RanTiles:
         Without the tiles that were not worth running.
     mask : ndarray of bool, shape (y, x), or None
         Valid pixels of the chunk with its halo; None where all are.
+    inside : ndarray of bool, shape (y, x), or None
+        Output pixels of the chunk that are wanted; None where all are.
     """
 
     outputs: list[tuple[Tile, Array]]
     mask: Mask | None
+    inside: Mask | None = None
 
 
 def run_tiles(
@@ -176,7 +181,8 @@ def run_tiles(
     """Run the model over the tiles of one chunk; parameters as of `infer_chunk`."""
     tiling, recorder = inference.tiling, actor.recorder
     chunk, number = tiling.chunk_at(index), _number(inference, index)
-    tiles = list(tiling.tiles_of(index))
+    inside = inference.inside(index)
+    tiles = [tile for tile in tiling.tiles_of(index) if _is_wanted(inference, index, tile, inside)]
     windows = [tile.window.clip(chunk.read) for tile in tiles]
     mask: Mask | None = None
     pending = []
@@ -198,7 +204,18 @@ def run_tiles(
             data, valid = _padded(pixels, tile.window)
             pending.append((tile, actor.submit(data, valid, number)))
     with recorder.span("results", chunk=number):
-        return RanTiles([(tile, future.result()) for tile, future in pending], mask)
+        return RanTiles([(tile, future.result()) for tile, future in pending], mask, inside)
+
+
+def _is_wanted(
+    inference: Inference, index: tuple[int, int], tile: Tile, inside: Mask | None
+) -> bool:
+    """Whether any output pixel of a tile is wanted: what is not is not even read."""
+    if inside is None:
+        return True
+    window = inference.window(index)
+    core = tile.core.scaled(inference.scale).clip(window)
+    return bool(inside[core.slices(window.origin)].any())
 
 
 def _number(inference: Inference, index: tuple[int, int]) -> int:

@@ -7,7 +7,9 @@ from fractions import Fraction
 
 from .device import DeviceChoice
 from .forward import OutputFormat
+from .inputs.aoi import AreaOfInterest
 from .model import Model
+from .pixels import Mask
 from .tiling import Tiling, Window
 
 __all__ = ["Inference"]
@@ -44,6 +46,8 @@ class Inference:
         Whether the worker may find a batch size of its own, up to `batch_size`.
     fixed : bool
         Whether every batch is run in full size.
+    area : AreaOfInterest or None
+        Beyond it the output is nodata; None for all of the raster.
     """
 
     model: Model
@@ -60,6 +64,7 @@ class Inference:
     device: DeviceChoice = "auto"
     tuned: bool = False
     fixed: bool = False
+    area: AreaOfInterest | None = None
 
     @property
     def blended(self) -> bool:
@@ -81,3 +86,7 @@ class Inference:
     def window(self, index: tuple[int, int]) -> Window:
         """Output pixels of a chunk."""
         return self.tiling.chunk_at(index).window.scaled(self.scale)
+
+    def inside(self, index: tuple[int, int]) -> Mask | None:
+        """Output pixels of a chunk that lie in the area, bool ``(y, x)``; None where all count."""
+        return None if self.area is None else self.area.inside(self.window(index), self.scale)

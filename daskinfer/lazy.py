@@ -17,6 +17,7 @@ from .forward import OutputFormat
 from .grid import grid_of
 from .infer import infer_chunk, using_actor
 from .inference import Inference
+from .inputs.aoi import AreaOfInterest
 from .model import Model, ModelBytes, load_model
 from .objectstore import is_object, local_path
 from .pixels import Array, Mask, Pixels
@@ -44,6 +45,7 @@ def predict(
     precision: Literal["float32", "bfloat16", "float16"] | None = None,
     tta: str | Sequence[str] | None = None,
     statistics: Literal["global"] | None = None,
+    aoi: Any = None,
     device: DeviceChoice = "auto",
     compile: bool | None = None,
     reproducible: bool = False,
@@ -58,7 +60,7 @@ def predict(
     scene : DataArray
         Dimensions ``(band, y, x)``, from `open_raster` or computed; lazy or in memory.
     model : Model or anything that `load_model` takes
-    chunk, tile, halo, tol, overlap, batch_size, precision, tta, statistics, device, compile
+    chunk, tile, halo, tol, overlap, batch_size, precision, tta, statistics, aoi, device, compile
     reproducible
         As for `plan`; chunks are rounded up to whole tile cores.
 
@@ -99,6 +101,8 @@ def predict(
     )
     choice, seam = calibrate(source, recipe, asked)
     inference, _ = settle(source, recipe, choice, quiet=seam is not None)
+    if aoi is not None:
+        inference = replace(inference, area=AreaOfInterest.of(aoi, source.grid))
     return _as_dataarray(_overlapped(source, inference), source, inference)
 
 

@@ -27,6 +27,7 @@ from .field import ReceptiveField
 from .forward import OutputFormat
 from .grid import Grid
 from .inference import Inference
+from .inputs.aoi import AreaOfInterest
 from .memory import expected_memory
 from .model import Model, load_model
 from .objectstore import check_writable, is_object, local_path
@@ -155,6 +156,7 @@ class Plan:
             ("tile", f"{display.sides_text(tiling.tile)} px"),
             ("overhead", f"{tiling.overhead:.0%} more pixels computed than the raster has"),
             ("chunks", f"{display.count_text(tiling.chunks)} of {display.sides_text(chunk)} px"),
+            *self._area_row(),
             (
                 "tiles",
                 f"{display.count_text(tiling.runs)} in batches of "
@@ -165,6 +167,22 @@ class Plan:
             ("bytes", f"{display.bytes_text(size)} before {self.cog.compress}"),
             *self._files_row(),
         ]
+
+    @cached_property
+    def outside(self) -> tuple[int, ...]:
+        """Numbers of the chunks that have no pixel in the area of interest."""
+        area = self.inference.area
+        if area is None:
+            return ()
+        return tuple(int(number) for number in np.flatnonzero(~area.chunks(self.tiling)))
+
+    def _area_row(self) -> list[display.Row]:
+        if self.inference.area is None:
+            return []
+        count = self.tiling.chunks - len(self.outside)
+        height, width = self.inference.area.pixels.shape
+        text = f"{display.count_text(count)} chunks, within {height} x {width} px"
+        return [("area", text)]
 
     def _files_row(self) -> list[display.Row]:
         pieces = self.draft.pieces
@@ -190,6 +208,7 @@ def plan(
     precision: Literal["float32", "bfloat16", "float16"] | None = None,
     tta: str | Sequence[str] | None = None,
     statistics: Literal["global"] | None = None,
+    aoi: Any = None,
     device: DeviceChoice = "auto",
     compile: bool | None = None,
     reproducible: bool = False,
@@ -240,6 +259,12 @@ def plan(
         "bfloat16" is the fast one there.
     tta : "d4" or sequence of str, optional
         Test-time augmentation; replaces the model's own, see `load_model`.
+    aoi : path, GeoJSON, geometry, GeoDataFrame or bounds, optional
+        Polygons; output pixels whose centre lies outside are nodata, and what is outside alone is
+        neither read nor run.  Pixels inside are those of a run over all of the raster.  A GeoJSON
+        file or mapping is in longitude and latitude unless it says otherwise; bounds ``(left,
+        bottom, right, top)`` and geometries without a CRS are in the raster's.  Other files than
+        GeoJSON need the extra ``vector``.
     statistics : {None, "global"}
         "global": normalise with mean and std of this raster, taken once for the run.
     device : str or callable, default "auto"
@@ -321,6 +346,8 @@ def plan(
             inference, field = settle(
                 raster, recipe, replace(choice, chunk=fitting), quiet=seam is not None
             )
+    if aoi is not None:
+        inference = replace(inference, area=AreaOfInterest.of(aoi, raster.grid))
     note = layout_warning(raster, inference.tiling.chunk_at((0, 0)).read)
     if note:
         warn_user(note)
