@@ -35,6 +35,15 @@ def _kept_path(path: str) -> str:
     return f"{path}.kept"
 
 
+def _leave_nodata(plan: Plan, work: Work, number: int) -> None:
+    window = plan.inference.window(plan.tiling.index_of(number))
+    form = plan.inference.form
+    # One number in memory, whatever the chunk.
+    one = np.asarray(form.nodata, form.dtype)
+    nodata = np.broadcast_to(one, (form.bands, *window.shape))
+    work.append(plan.draft.encode(nodata, *window.origin))
+
+
 @dataclass
 class Outputs:
     """The work file and the ledger of a run; made by `prepare`."""
@@ -60,7 +69,9 @@ class Outputs:
             if plan.overwrite or not os.path.exists(path):
                 plan.draft.discard(path)
                 ledger.begin(plan.settings())
-                plan.draft.create(path).close()
+                with plan.draft.create(path) as work:
+                    for number in plan.outside():
+                        _leave_nodata(plan, work, number)
             else:
                 ledger.go_on(plan.settings(), path)
             with plan.draft.open(path) as work:
@@ -87,10 +98,7 @@ class Outputs:
 
     def leave_nodata(self, failure: Failure) -> None:
         """Write nodata where a chunk failed for good."""
-        window = self.plan.inference.window(self.plan.tiling.index_of(failure.chunk))
-        form = self.plan.inference.form
-        nodata = np.full((form.bands, *window.shape), form.nodata, form.dtype)
-        self.work.append(self.plan.draft.encode(nodata, *window.origin))
+        _leave_nodata(self.plan, self.work, failure.chunk)
 
     def take(self, result: Any) -> None:
         """Note what a chunk told beside its pixels, which are in the work file."""

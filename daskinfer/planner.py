@@ -132,6 +132,7 @@ class Plan:
                     "tiling": asdict(self.tiling),
                     "cog": {name: str(value) for name, value in asdict(self.cog).items()},
                     "split": self.split,
+                    "aoi": None if self.inference.area is None else self.inference.area.digest,
                 }
             )
         )
@@ -168,7 +169,6 @@ class Plan:
             *self._files_row(),
         ]
 
-    @cached_property
     def outside(self) -> tuple[int, ...]:
         """Numbers of the chunks that have no pixel in the area of interest."""
         area = self.inference.area
@@ -179,7 +179,7 @@ class Plan:
     def _area_row(self) -> list[display.Row]:
         if self.inference.area is None:
             return []
-        count = self.tiling.chunks - len(self.outside)
+        count = self.tiling.chunks - len(self.outside())
         height, width = self.inference.area.pixels.shape
         text = f"{display.count_text(count)} chunks, within {height} x {width} px"
         return [("area", text)]

@@ -51,6 +51,8 @@ class Report:
         Size of the output.
     chunk_map : ChunkMap or None
         What became of each chunk.
+    outside : int
+        Chunks without a pixel in the area of interest, which are nodata.
     """
 
     output: str
@@ -67,6 +69,7 @@ class Report:
     failures: tuple[Failure, ...]
     file_bytes: int
     chunk_map: ChunkMap | None = None
+    outside: int = 0
 
     @property
     def complete(self) -> bool:
@@ -76,7 +79,7 @@ class Report:
     @property
     def speed(self) -> float:
         """Megapixels per second of this run."""
-        computed = math.prod(self.shape) * (1 - self.resumed / self.chunks)
+        computed = math.prod(self.shape) * (1 - (self.resumed + self.outside) / self.chunks)
         return computed / 1e6 / self.seconds if self.seconds else 0.0
 
     @property
@@ -145,6 +148,11 @@ class Report:
         return max(self.seconds, 1e-9)
 
     @property
+    def _chunks_text(self) -> str:
+        text = f"{display.count_text(self.chunks)}, {self.resumed} from an earlier run"
+        return f"{text}, {self.outside} outside the area" if self.outside else text
+
+    @property
     def _title(self) -> str:
         return "Report" if self.complete else "Report: INCOMPLETE"
 
@@ -154,7 +162,7 @@ class Report:
             ("output", f"{self.output}, {display.bytes_text(self.file_bytes)}"),
             ("pixels", f"{height} x {width}"),
             ("time", f"{self.seconds:.1f} s, {self.speed:.2f} Mpx/s"),
-            ("chunks", f"{display.count_text(self.chunks)}, {self.resumed} from an earlier run"),
+            ("chunks", self._chunks_text),
             (
                 "tiles",
                 f"{display.count_text(self.tiles)}, {self.tiles / self._wall:.1f} per second",

@@ -473,11 +473,12 @@ class _Driver:
 
     def _report(self, resumed: int, seconds: float, file_bytes: int) -> Report:
         note = layout_warning(self.plan.source, self.plan.tiling.chunk_at((0, 0)).read)
+        outside = len(self.plan.outside())
         return Report(
             output=self.plan.output,
             shape=self.plan.shape,
             chunks=self.plan.tiling.chunks,
-            resumed=resumed,
+            resumed=max(0, resumed - outside),
             tiles=self.tiles,
             seconds=seconds,
             load=self.meters.load(seconds, self.plan.model.precision, note),
@@ -488,6 +489,7 @@ class _Driver:
             failures=tuple(self.failures),
             file_bytes=file_bytes,
             chunk_map=self.view.snapshot().chunk_map,
+            outside=outside,
         )
 
 
