@@ -70,6 +70,8 @@ class CogSpec:
         Kept as `dtype` holds it: -3.4e38 becomes the nearest float32.
     descriptions : tuple of str, optional
         One per band.
+    scales : tuple of float, optional
+        One per band: what readers multiply its numbers by.
     colors : tuple of (red, green, blue, alpha), optional
         Colour table from value 0 up.  TIFF keeps no alpha.
     tags, band_tags : tuple of (str, str), optional
@@ -89,8 +91,8 @@ class CogSpec:
     interleave : {"pixel", "band"}
         ``pixel`` has all bands of a place in one tile, ``band`` a tile for each: better for
         readers that take few of many bands.
-    resampling : {"mode", "average", "nearest"}
-        How overviews are made.
+    resampling : {"mode", "average", "nearest"} or tuple of them
+        How overviews are made, of all bands or of each.
     max_z_error : float
         Largest error that lerc may make; 0 loses nothing.
     sparse : bool
@@ -128,6 +130,7 @@ class CogSpec:
     # NaN differs from itself; specs are compared by `_nodata_key`.
     nodata: float | None = field(default=None, compare=False)
     descriptions: tuple[str, ...] = ()
+    scales: tuple[float, ...] = ()
     colors: tuple[tuple[int, int, int, int], ...] = ()
     tags: tuple[tuple[str, str], ...] = ()
     band_tags: tuple[tuple[tuple[str, str], ...], ...] = ()
@@ -135,7 +138,7 @@ class CogSpec:
     compress: str = "auto"
     level: int | None = None
     predictor: str | int = "auto"
-    resampling: str = "mode"
+    resampling: str | tuple[str, ...] = "mode"
     max_z_error: float = 0.0
     interleave: str = "pixel"
     sparse: bool = False
@@ -174,7 +177,7 @@ class CogSpec:
         if self.predictor == "auto":
             if np.dtype(self.dtype).kind == "f":
                 return 3
-            return 1 if self.resampling == "mode" else 2
+            return 1 if "mode" in (self.resampling, self.resampling[0]) else 2
         return int(self.predictor)
 
     @property
@@ -265,8 +268,11 @@ def _check_shape(spec: CogSpec) -> None:
         raise ValueError(f"dtype {spec.dtype!r} is not one of {', '.join(DTYPES)}")
     if spec.blocksize < 16 or spec.blocksize % 16:
         raise ValueError(f"block size {spec.blocksize} is not a multiple of 16")
-    if spec.resampling not in RESAMPLINGS:
+    each = (spec.resampling,) if isinstance(spec.resampling, str) else spec.resampling
+    if not set(each) <= set(RESAMPLINGS):
         raise ValueError(f"resampling {spec.resampling!r} is not one of {', '.join(RESAMPLINGS)}")
+    if len(each) not in (1, spec.count):
+        raise ValueError(f"{len(each)} resamplings for {spec.count} bands")
 
 
 def _held_nodata(nodata: float | None, dtype: str) -> float | None:
@@ -343,6 +349,8 @@ def _check_metadata(spec: CogSpec) -> None:
         raise ValueError("gcps and gcps_crs go together")
     if spec.descriptions and len(spec.descriptions) != spec.count:
         raise ValueError(f"{len(spec.descriptions)} descriptions for {spec.count} bands")
+    if spec.scales and len(spec.scales) != spec.count:
+        raise ValueError(f"{len(spec.scales)} scales for {spec.count} bands")
     if spec.band_tags and len(spec.band_tags) != spec.count:
         raise ValueError(f"{len(spec.band_tags)} band_tags for {spec.count} bands")
     if spec.colors:
@@ -477,6 +485,8 @@ def _describe(dataset: DatasetWriter, spec: CogSpec) -> None:
         dataset.update_tags(**failed_placeholder())
     if spec.rpcs:
         dataset.update_tags(ns="RPC", **dict(spec.rpcs))
+    if spec.scales:
+        dataset.scales = spec.scales
     for band, text in enumerate(spec.descriptions, 1):
         dataset.set_band_description(band, text)
     for band, tags in enumerate(spec.band_tags, 1):

@@ -23,8 +23,22 @@ if TYPE_CHECKING:
 
     from .model import Model, Numbers
 
-__all__ = ["Forward", "OutputFormat", "memory_errors", "native", "to_classes", "to_values"]
+__all__ = [
+    "PROBABILITY_SCALE",
+    "Forward",
+    "OutputFormat",
+    "memory_errors",
+    "native",
+    "to_classes",
+    "to_pixels",
+    "to_values",
+]
 
+PROBABILITY_SCALE = 0.004
+"""Of probabilities kept as integers: 250 is 1, and 0.5 is 125, exactly."""
+
+# How far a probability may be off by rounding.
+_SLACK = 1e-3
 # Rasters hold dtypes that torch lacks or takes in one byte order only.
 _TORCH_SAFE = {"bool", "uint8", "int8", "int16", "uint16", "int32", "int64"}
 _TORCH_SAFE |= {"float16", "float32", "float64"}
@@ -46,6 +60,8 @@ class OutputFormat:
     dtype: str
     # Not compared: NaN is not equal to itself, and bands and dtype decide on it.
     nodata: float = field(compare=False)
+    # What a band's numbers are multiplied by; empty where they mean themselves.
+    scales: tuple[float, ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, output: str, channels: int) -> OutputFormat:
@@ -60,6 +76,34 @@ class OutputFormat:
         if classes > 65535:
             raise ValueError(f"{classes} classes do not fit uint16; at most 65535 do")
         return cls(1, "uint8", 255) if classes <= 255 else cls(1, "uint16", 65535)
+
+    @classmethod
+    def for_model(cls, model: Model, channels: int) -> OutputFormat:
+        """Format for what a model makes of scores of this many channels.
+
+        Raises
+        ------
+        ValueError
+            If it has no numbers of that kind.
+        """
+        if model.dtype != "float32" and model.output != "probabilities":
+            raise ValueError(
+                f"dtype={model.dtype!r} is for output='probabilities', not {model.output!r}"
+            )
+        if not model.confidence:
+            form = cls.of(model.output, channels)
+            if model.dtype == "float32":
+                return form
+            return cls(channels, model.dtype, 255, (PROBABILITY_SCALE,) * channels)
+        if model.output != "classes":
+            raise ValueError(f"confidence is told beside classes, not {model.output!r}")
+        if channels == 1 and model.activation is None:
+            raise ValueError(
+                "confidence of a single score needs a probability: pass activation='sigmoid', or "
+                "'identity' if the score is one"
+            )
+        form = cls.of("classes", channels)
+        return cls(2, form.dtype, form.nodata, (1.0, PROBABILITY_SCALE))
 
 
 def native(array: Array) -> Array:
@@ -156,10 +200,9 @@ class Forward(Device):
         ):
             scores = self._called(x)
         if not isinstance(scores, torch.Tensor) or scores.ndim != 4:
-            shape = (
-                tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
-            )
-            raise ValueError(f"the model must return scores (n, channel, y, x), got {shape}")
+            from .wrappers import not_scores
+
+            raise ValueError(not_scores(scores))
         return scores.float()
 
     def _called(self, x: torch.Tensor) -> Any:
@@ -198,12 +241,12 @@ class Forward(Device):
 
     def postprocess(self, scores: torch.Tensor) -> torch.Tensor:
         """Scores to the output raster's bands, or to values that can be blended."""
-        if self._blended or self.model.output != "classes":
+        if self._blended:
             return to_values(scores, self.model)
-        if scores.shape[1] == 1:
-            return to_classes(to_values(scores, self.model), self.model)
-        # The largest score has the largest probability.
-        return to_classes(scores, self.model)
+        if self.model.output == "classes" and scores.shape[1] > 1 and not self.model.confidence:
+            # The largest score has the largest probability.
+            return to_classes(scores, self.model)
+        return to_pixels(to_values(scores, self.model), self.model)
 
     def _per_band(self, values: Numbers, neutral: float) -> torch.Tensor | None:
         """Values shaped ``(band, 1, 1)`` on the device; None where they would change nothing."""
@@ -268,6 +311,36 @@ def to_values(scores: torch.Tensor, model: Model) -> torch.Tensor:
     elif activation == "sigmoid":
         scores = scores.sigmoid()
     return torch.where(finite, scores, torch.nan)
+
+
+def to_pixels(values: torch.Tensor, model: Model) -> torch.Tensor:
+    """What `to_values` made, as the output's bands ``(n, band, y, x)``."""
+    import torch
+
+    if model.output == "probabilities" and model.dtype != "float32":
+        return _scaled(values, 255).to(getattr(torch, model.dtype))
+    if model.output != "classes":
+        return values
+    classes = to_classes(values, model)
+    if not model.confidence:
+        return classes
+    # torch cannot put uint16 together.
+    wide, nodata = classes.to(torch.int32), 255 if classes.dtype == torch.uint8 else 65535
+    if values.shape[1] == 1:
+        sure = torch.where(wide == 1, values, 1 - values)
+    else:
+        sure = values.amax(dim=1, keepdim=True)
+    sure = torch.where(wide == nodata, torch.nan, sure)
+    return torch.cat([wide, _scaled(sure, nodata)], dim=1).to(classes.dtype)
+
+
+def _scaled(values: torch.Tensor, nodata: int) -> torch.Tensor:
+    """Probabilities as int32 in steps of `PROBABILITY_SCALE`; nodata where they are none."""
+    import torch
+
+    real = (values >= -_SLACK) & (values <= 1 + _SLACK)
+    steps = torch.round(torch.where(real, values.clamp(0, 1), 0.0) / PROBABILITY_SCALE)
+    return torch.where(real, steps.to(torch.int32), nodata)
 
 
 def to_classes(values: torch.Tensor, model: Model) -> torch.Tensor:

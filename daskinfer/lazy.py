@@ -261,13 +261,15 @@ def _as_dataarray(data: da.Array, source: ArraySource, inference: Inference) -> 
     for name in ("class_names", "class_colors"):
         if getattr(model, name) is not None:
             attrs[name] = list(getattr(model, name))
-    names = (
-        [model.output] if form.bands == 1 else list(model.class_names or range(1, form.bands + 1))
-    )
-    coords = {
+    names = list(model.class_names or range(1, form.bands + 1))
+    if form.bands == 1 or model.confidence:
+        names = [model.output, "confidence"][: form.bands]
+    coords: dict[str, Any] = {
         "band": ("band", [str(name) for name in names]),
         **source.grid.scaled(inference.scale).coords(),
     }
+    if form.scales:
+        coords["scale"] = ("band", list(form.scales), {"dtype": form.dtype})
     return xr.DataArray(data, coords, ("band", "y", "x"), model.output, attrs)
 
 
@@ -276,7 +278,9 @@ def _spec_of(prediction: xr.DataArray, source: ArraySource, **options: Any) -> C
     attrs = prediction.attrs
     nodata = attrs.get("_FillValue", prediction.rio.nodata)
     bands = len(source.band_names)
-    form = OutputFormat(bands, source.dtype, nodata)
+    # Of a prediction; any other array is written as the numbers that it holds.
+    scaled = "output" in attrs and "scale" in prediction.coords
+    form = OutputFormat(bands, source.dtype, nodata, source.scales if scaled else ())
     recipe = Model(
         "array",
         "module",

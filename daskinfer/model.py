@@ -69,8 +69,8 @@ class Model:
         ``"classes"``: index of the highest score (of one channel: score >= `threshold`).
         ``"probabilities"``: scores after `activation`.  ``"values"``: scores as they are.
         ``"objects"``: boxes, for `daskinfer.detect`.
-    activation : {None, "softmax", "sigmoid"}
-        Applied to the scores.
+    activation : {None, "softmax", "sigmoid", "identity"}
+        Applied to the scores; "identity" says that they are probabilities already.
     threshold : float or None
         For classes from one channel, after `activation`: without one on the score as it is.  None
         means 0.5 after a sigmoid.
@@ -85,6 +85,14 @@ class Model:
         Arithmetic of the network (autocast); normalisation and post-processing stay in float32.
     compile : bool
         Run the network through ``torch.compile``; workers need a C++ compiler.
+    head : str, int, tuple of them or None
+        Which of several tensors that the network returns to take, by name in a dict or by number
+        in a tuple; of several the channels become bands one after another.
+    dtype : {"float32", "uint8"}
+        Of probabilities in the output: "uint8" has steps of 0.004 (250 is 1) and nodata 255, with a
+        scale tag by which readers get the probabilities; what is no probability becomes nodata.
+    confidence : bool
+        Beside classes a second band: the probability of the class, in steps of 0.004 as above.
     layout : {"nchw", "nhwc"}
         Order of the network's input and output; "nhwc" is ``(n, y, x, band)``.
     accelerator : {None, "cpu", "cuda"}
@@ -108,7 +116,7 @@ class Model:
     clip_max: Numbers | None = None
     fill: float | None = None
     output: Output = "classes"
-    activation: Literal["softmax", "sigmoid"] | None = None
+    activation: Literal["softmax", "sigmoid", "identity"] | None = None
     threshold: float | None = None
     class_names: tuple[str, ...] | None = None
     class_colors: tuple[str, ...] | None = None
@@ -116,6 +124,9 @@ class Model:
     tta: tuple[str, ...] = ()
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     compile: bool = False
+    head: str | int | tuple[str | int, ...] | None = None
+    dtype: Literal["float32", "uint8"] = "float32"
+    confidence: bool = False
     layout: Literal["nchw", "nhwc"] = "nchw"
     accelerator: Literal["cpu", "cuda"] | None = None
     trust: bool = False
@@ -195,6 +206,10 @@ class Model:
             If it does not run on `device`.
         """
         network = self._network(device)
+        if self.head is not None:
+            from .wrappers import Headed
+
+            network = Headed(network, self.head)
         if self.layout == "nhwc":
             from .wrappers import ChannelsLast
 

@@ -79,8 +79,9 @@ class Runner:
             self.refusal = error
             return None
         if getattr(out, "ndim", None) != 4:
-            shape = getattr(out, "shape", type(out).__name__)
-            raise ValueError(f"the net must return one tensor (n, channel, y, x), got {shape}")
+            from .wrappers import not_scores
+
+            raise ValueError(not_scores(out))
         self.channels, self.integer = out.shape[1], not out.is_floating_point()
         return out[0].double() if min(out.shape[2:]) else None
 

@@ -56,14 +56,15 @@ def level_shapes(height: int, width: int, largest: int) -> tuple[Shape, ...]:
     return tuple(shapes)
 
 
-def reduce2x2(array: Array, how: str, nodata: float | None = None) -> Array:
+def reduce2x2(array: Array, how: str | tuple[str, ...], nodata: float | None = None) -> Array:
     """Halve the last two axes of an array.
 
     Parameters
     ----------
     array : ndarray, shape (..., y, x)
         Pixels; the first one is the corner of a cell.
-    how : {"mode", "average", "nearest"}
+    how : {"mode", "average", "nearest"} or tuple of them
+        One for each of the bands, on the third axis from the end.
         ``mode`` takes the most frequent valid value of a cell, the first in reading order when
         several are as frequent.  ``average`` takes the mean of the valid values; integers round
         halves up, and a mean that would equal nodata moves to the next number.  ``nearest``
@@ -86,6 +87,9 @@ def reduce2x2(array: Array, how: str, nodata: float | None = None) -> Array:
     >>> reduce2x2(np.array([[1, 2, 9], [2, 0, 0]]), "mode", nodata=0)
     array([[2, 9]])
     """
+    if isinstance(how, tuple):
+        bands = zip(np.moveaxis(array, -3, 0), how, strict=True)
+        return np.stack([reduce2x2(band, one, nodata) for band, one in bands], axis=-3)
     if how not in RESAMPLINGS:
         raise ValueError(f"resampling is {how!r}: pass one of {', '.join(RESAMPLINGS)}")
     if how == "nearest":

@@ -381,10 +381,16 @@ def replaced(model: Model, **spec: Any) -> Model:
 def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> CogSpec:
     """The output file for a grid: nothing of the source's tags, everything of the output's."""
     classes = model.output == "classes"
-    names = model.class_names
+    names, colors = model.class_names, model.class_colors or ()
     tags = [("TIFFTAG_SOFTWARE", f"daskinfer {__version__}")]
     if names and classes:
         tags.append(("CLASS_NAMES", json.dumps(names)))
+    # TIFF has colour tables for one band only.
+    if colors and classes and form.bands > 1:
+        tags.append(("CLASS_COLORS", json.dumps(colors)))
+    resampling: str | tuple[str, ...] = "mode" if classes else "average"
+    if classes and form.bands > 1:
+        resampling = ("mode", *["average"] * (form.bands - 1))
     return CogSpec(
         height=grid.height,
         width=grid.width,
@@ -397,9 +403,10 @@ def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> Co
         rpcs=grid.rpcs,
         nodata=form.nodata,
         descriptions=_descriptions(form, model),
-        colors=tuple(_rgba(color) for color in model.class_colors or ()) if classes else (),
+        scales=form.scales,
+        colors=tuple(map(_rgba, colors)) if classes and form.bands == 1 else (),
         tags=tuple(tags),
-        resampling="mode" if classes else "average",
+        resampling=resampling,
         **options,
     )
 
@@ -499,7 +506,7 @@ def _same_file(source: Any, path: str) -> bool:
 
 def _descriptions(form: OutputFormat, model: Model) -> tuple[str, ...]:
     if model.output == "classes":
-        return ("class",)
+        return ("class", "confidence")[: form.bands]
     names = model.class_names or ()
     return names if len(names) == form.bands else ()
 

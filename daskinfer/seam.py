@@ -221,7 +221,9 @@ def _halo_of(field: ReceptiveField, steps: int) -> tuple[int, int]:
 
 
 def _measure(source: Source, model: Model, choice: Choice, samples: int) -> SeamError:
-    scores = model.patch(output="values") if model.output == "classes" else model
+    # Differences are those of the scores, whatever is made of them.
+    plain = model.patch(dtype="float32", confidence=False)
+    scores = plain.patch(output="values") if model.output == "classes" else plain
     field = receptive_field(scores, bands=len(source.band_names))
     planned, _ = settle(source, scores, choice, quiet=True)
     asked = choice.tile

@@ -181,7 +181,7 @@ def settle(
     inference = Inference(
         model,
         tiling,
-        OutputFormat.of(model.output, field.bands),
+        OutputFormat.for_model(model, field.bands),
         in_bands=bands,
         dtype=source.dtype,
         raster_scale=source.scales,

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["EMBEDDABLE", "SPEC", "SYMMETRIES", "check_recipe", "check_spec", "tidy"]
 
 OUTPUTS = ("classes", "probabilities", "values", "objects")
-ACTIVATIONS = (None, "softmax", "sigmoid")
+ACTIVATIONS = (None, "softmax", "sigmoid", "identity")
+DTYPES = ("float32", "uint8")
 SYMMETRIES = (
     "identity", "rot90", "rot180", "rot270", "hflip", "vflip", "transpose", "antitranspose",
 )  # fmt: skip
@@ -26,7 +27,7 @@ ACCELERATORS = (None, "cpu", "cuda")
 _PER_BAND = ("scale", "offset", "mean", "std", "clip_min", "clip_max")
 _TEXTS = ("bands", "class_names", "class_colors")
 _OTHERS = ("fill", "output", "activation", "threshold", "tile", "tta", "precision", "compile",
-           "layout", "accelerator", "trust")  # fmt: skip
+           "layout", "accelerator", "trust", "head", "dtype", "confidence")  # fmt: skip
 SPEC = (*_PER_BAND, *_TEXTS, *_OTHERS)
 EMBEDDABLE = tuple(name for name in SPEC if name != "trust")
 """What a file may say of itself: not that it is to be trusted."""
@@ -41,6 +42,9 @@ def check_recipe(model: Model) -> None:
     _check_choice("layout", model.layout, LAYOUTS)
     _check_choice("accelerator", model.accelerator, ACCELERATORS)
     _check_choice("trust", model.trust, (True, False))
+    _check_choice("dtype", model.dtype, DTYPES)
+    _check_choice("confidence", model.confidence, (True, False))
+    _check_head(model.head)
     for name in model.tta:
         _check_choice("tta", name, SYMMETRIES)
     _check_bands(model)
@@ -64,6 +68,8 @@ def tidy(spec: Mapping[str, Any]) -> dict[str, Any]:
             tidy[name] = _numbers(name, value)
         elif name == "tta":
             tidy[name] = SYMMETRIES if value == "d4" else tuple(value)
+        elif name == "head":
+            tidy[name] = tuple(value) if isinstance(value, list) else value
         elif name in _TEXTS:
             tidy[name] = _texts(name, value)
         elif name == "tile":
@@ -107,6 +113,13 @@ def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     if value not in choices:
         known = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{name} must be one of {known}, got {value!r}")
+
+
+def _check_head(head: Any) -> None:
+    names = head if isinstance(head, tuple) else (head,)
+    fits = all(isinstance(name, (str, int)) and not isinstance(name, bool) for name in names)
+    if head is not None and not (names and fits):
+        raise ValueError(f"head must be a name, a number, or a list of them, got {head!r}")
 
 
 def _check_bands(model: Model) -> None:

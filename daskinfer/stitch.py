@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from .forward import OutputFormat, to_classes
+from .forward import OutputFormat, to_pixels
 from .inference import Inference
 from .pixels import Array, Mask
 from .tiling import Chunk, Span, Tile, Window
@@ -62,12 +62,10 @@ def _weights(inference: Inference, tile: Tile, area: Window) -> npt.NDArray[np.f
 
 def _decided(values: Array, inference: Inference) -> Array:
     """Blended values as pixels of the output."""
-    if inference.model.output != "classes":
-        return values
     import torch
 
-    classes: Array = to_classes(torch.from_numpy(values)[None], inference.model)[0].numpy()
-    return classes
+    pixels: Array = to_pixels(torch.from_numpy(values)[None], inference.model)[0].numpy()
+    return pixels
 
 
 def output_mask(mask: Mask | None, chunk: Chunk, scale: Fraction) -> Mask | None:

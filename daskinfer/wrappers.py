@@ -5,12 +5,21 @@ Imports torch: imported where a network is built, not where one is described.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["Augmented", "Cast", "ChannelsLast", "FixedBatch"]
+__all__ = [
+    "Augmented",
+    "Cast",
+    "ChannelsLast",
+    "FixedBatch",
+    "Headed",
+    "not_scores",
+    "outputs_text",
+]
 
 
 class Augmented(nn.Module):
@@ -65,6 +74,67 @@ class FixedBatch(nn.Module):
         filled = torch.cat([x, x[-1:].expand(missing, -1, -1, -1)]) if missing else x
         parts = [self.network(part) for part in torch.split(filled, self.size)]
         return torch.cat(parts)[: len(x)]
+
+
+class Headed(nn.Module):
+    """A network of several outputs, as one that returns a single tensor.
+
+    Parameters
+    ----------
+    network : callable
+        Returns a dict or a tuple of tensors ``(n, channel, y, x)``.
+    head : str, int or tuple of them
+        Which to take; the channels of several come one after another.
+    """
+
+    def __init__(
+        self, network: Callable[[torch.Tensor], Any], head: str | int | tuple[str | int, ...]
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.heads = head if isinstance(head, tuple) else (head,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores of the heads."""
+        found = self.network(x)
+        picked = [self._pick(found, name) for name in self.heads]
+        return picked[0] if len(picked) == 1 else torch.cat(picked, dim=1)
+
+    def _pick(self, found: Any, name: str | int) -> torch.Tensor:
+        known: Sequence[Any] = ()
+        if isinstance(found, Mapping):
+            known = list(found)
+        elif isinstance(found, (tuple, list)):
+            known = range(len(found))
+        if name not in known:
+            raise ValueError(f"the model has no head {name!r}: it returns {outputs_text(found)}")
+        tensor: torch.Tensor = found[name]
+        return tensor
+
+
+def outputs_text(found: Any) -> str:
+    """What a network returned, in words.
+
+    >>> outputs_text({"out": torch.zeros(1, 3, 8, 8), "aux": torch.zeros(1, 3, 8, 8)})
+    "dict with 'out', 'aux'"
+    """
+    if isinstance(found, torch.Tensor):
+        return f"one tensor {tuple(found.shape)}"
+    name = type(found).__name__
+    if isinstance(found, Mapping):
+        return f"{name} with {', '.join(repr(key) for key in found)}"
+    if isinstance(found, (tuple, list)):
+        return f"{name} with {', '.join(str(i) for i in range(len(found)))}"
+    return name
+
+
+def not_scores(found: Any) -> str:
+    """What to say of a network that did not return one tensor ``(n, channel, y, x)``."""
+    text = f"the model must return one tensor (n, channel, y, x), got {outputs_text(found)}"
+    if isinstance(found, (Mapping, tuple, list)) and len(found):
+        name = next(iter(found)) if isinstance(found, Mapping) else 0
+        text += f": say which to take, as head={name!r}"
+    return text
 
 
 class Cast(nn.Module):

@@ -196,7 +196,8 @@ def _add_sources(
         scaled = source.size != source.window.shape
         element = SubElement(band, "SimpleSource")
         if scaled:
-            element.set("resampling", spec.resampling)
+            how = spec.resampling
+            element.set("resampling", how if isinstance(how, str) else how[number - 1])
         _add_name(element, source.path, folder)
         if source.level:
             options = SubElement(element, "OpenOptions")
