@@ -247,7 +247,9 @@ def make_device(inference: Inference) -> Device:
     name = best_device(inference.device)
     make: type[Forward] = CudaForward if name.startswith("cuda") else Forward
     if inference.model.output == "objects":
-        from .objects.forward import ObjectForward as make
+        from .objects.forward import ObjectForward
+
+        make = ObjectForward
     return make(
         inference.model,
         raster_scale=inference.raster_scale,

@@ -22,7 +22,8 @@ from .inputs.aoi import AreaOfInterest
 from .model import Model, ModelBytes, load_model
 from .objectstore import is_object, local_path
 from .pixels import Array, Mask, Pixels
-from .planner import check_layout, check_output, cog_spec, replaced, split_side
+from .outputspec import cog_spec
+from .planner import check_layout, check_output, replaced, split_side
 from .seam import calibrate
 from .settle import Choice, Halo, Size, pick_bands, settle
 from .source import ArraySource
@@ -261,7 +262,7 @@ def _as_dataarray(data: da.Array, source: ArraySource, inference: Inference) -> 
     for name in ("class_names", "class_colors"):
         if getattr(model, name) is not None:
             attrs[name] = list(getattr(model, name))
-    names = list(model.class_names or range(1, form.bands + 1))
+    names: list[Any] = list(model.class_names or range(1, form.bands + 1))
     if form.bands == 1 or model.confidence:
         names = [model.output, "confidence"][: form.bands]
     coords: dict[str, Any] = {

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .metrics import ActorMetrics
+    from .objects.plan import ObjectPlan
     from .planner import Plan
     from .report import Report
 
@@ -51,7 +52,7 @@ class RunStarted:
     `finished` has a bool per chunk, in row-major order.
     """
 
-    plan: Plan
+    plan: Plan | ObjectPlan
     chunks: int
     done: int
     dashboard: str

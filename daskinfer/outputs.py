@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .draft import Work
 from .ledger import Failure, Ledger
+from .objects.plan import ObjectPlan
 from .objectstore import is_object, local_path, upload
 from .planner import Plan
 from .report import Report
@@ -21,12 +22,12 @@ from .report import Report
 __all__ = ["Outputs", "work_path"]
 
 
-def work_path(plan: Plan) -> str:
+def work_path(plan: Plan | ObjectPlan) -> str:
     """The file that holds the output while it grows."""
     return f"{_local(plan)}.partial"
 
 
-def _local(plan: Plan) -> str:
+def _local(plan: Plan | ObjectPlan) -> str:
     """The finished file, before it is sent where the output is an object."""
     return local_path(plan.output) if is_object(plan.output) else plan.output
 

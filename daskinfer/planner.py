@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 
 from . import display
-from ._version import __version__
 from .cog import CogSpec
 from .device import DeviceChoice
 from .draft import Draft, is_split
@@ -31,6 +30,7 @@ from .inputs.aoi import AreaOfInterest
 from .memory import expected_memory
 from .model import Model, load_model
 from .objectstore import check_writable, is_object, local_path
+from .outputspec import cog_spec
 from .raster import layout_warning
 from .seam import SeamError, calibrate
 from .settle import Choice, Halo, Size, pick_bands, settle
@@ -43,7 +43,6 @@ __all__ = [
     "Plan",
     "check_layout",
     "check_output",
-    "cog_spec",
     "field_text",
     "plan",
     "replaced",
@@ -378,39 +377,6 @@ def replaced(model: Model, **spec: Any) -> Model:
     return model.patch(**{name: value for name, value in spec.items() if value is not None})
 
 
-def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> CogSpec:
-    """The output file for a grid: nothing of the source's tags, everything of the output's."""
-    classes = model.output == "classes"
-    names, colors = model.class_names, model.class_colors or ()
-    tags = [("TIFFTAG_SOFTWARE", f"daskinfer {__version__}")]
-    if names and classes:
-        tags.append(("CLASS_NAMES", json.dumps(names)))
-    # TIFF has colour tables for one band only.
-    if colors and classes and form.bands > 1:
-        tags.append(("CLASS_COLORS", json.dumps(colors)))
-    resampling: str | tuple[str, ...] = "mode" if classes else "average"
-    if classes and form.bands > 1:
-        resampling = ("mode", *["average"] * (form.bands - 1))
-    return CogSpec(
-        height=grid.height,
-        width=grid.width,
-        count=form.bands,
-        dtype=form.dtype,
-        transform=None if grid.transform is None else tuple(grid.transform)[:6],
-        crs=grid.crs,
-        gcps=grid.gcps,
-        gcps_crs=grid.gcps_crs,
-        rpcs=grid.rpcs,
-        nodata=form.nodata,
-        descriptions=_descriptions(form, model),
-        scales=form.scales,
-        colors=tuple(map(_rgba, colors)) if classes and form.bands == 1 else (),
-        tags=tuple(tags),
-        resampling=resampling,
-        **options,
-    )
-
-
 def check_layout(layout: str) -> None:
     """Refuse a layout that there is not."""
     if layout not in ("strict", "append"):
@@ -502,18 +468,6 @@ def _same_file(source: Any, path: str) -> bool:
     return (
         named and os.path.exists(source) and os.path.exists(path) and os.path.samefile(source, path)
     )
-
-
-def _descriptions(form: OutputFormat, model: Model) -> tuple[str, ...]:
-    if model.output == "classes":
-        return ("class", "confidence")[: form.bands]
-    names = model.class_names or ()
-    return names if len(names) == form.bands else ()
-
-
-def _rgba(color: str) -> tuple[int, int, int, int]:
-    red, green, blue = bytes.fromhex(color.removeprefix("#"))
-    return red, green, blue, 255
 
 
 def _context_row(inference: Inference, seam: SeamError | None) -> display.Row:

@@ -1,0 +1,59 @@
+"""What an output file says of itself: the form of its pixels, and what they mean."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ._version import __version__
+from .cogspec import CogSpec
+from .forward import OutputFormat
+from .grid import Grid
+from .model import Model
+
+__all__ = ["cog_spec"]
+
+
+def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> CogSpec:
+    """The output file for a grid: nothing of the source's tags, everything of the output's."""
+    classes = model.output == "classes"
+    names, colors = model.class_names, model.class_colors or ()
+    tags = [("TIFFTAG_SOFTWARE", f"daskinfer {__version__}")]
+    if names and classes:
+        tags.append(("CLASS_NAMES", json.dumps(names)))
+    # TIFF has colour tables for one band only.
+    if colors and classes and form.bands > 1:
+        tags.append(("CLASS_COLORS", json.dumps(colors)))
+    resampling: str | tuple[str, ...] = "mode" if classes else "average"
+    if classes and form.bands > 1:
+        resampling = ("mode", *["average"] * (form.bands - 1))
+    return CogSpec(
+        height=grid.height,
+        width=grid.width,
+        count=form.bands,
+        dtype=form.dtype,
+        transform=None if grid.transform is None else tuple(grid.transform)[:6],
+        crs=grid.crs,
+        gcps=grid.gcps,
+        gcps_crs=grid.gcps_crs,
+        rpcs=grid.rpcs,
+        nodata=form.nodata,
+        descriptions=_descriptions(form, model),
+        scales=form.scales,
+        colors=tuple(map(_rgba, colors)) if classes and form.bands == 1 else (),
+        tags=tuple(tags),
+        resampling=resampling,
+        **options,
+    )
+
+
+def _descriptions(form: OutputFormat, model: Model) -> tuple[str, ...]:
+    if model.output == "classes":
+        return ("class", "confidence")[: form.bands]
+    names = model.class_names or ()
+    return names if len(names) == form.bands else ()
+
+
+def _rgba(color: str) -> tuple[int, int, int, int]:
+    red, green, blue = bytes.fromhex(color.removeprefix("#"))
+    return red, green, blue, 255
