@@ -473,7 +473,7 @@ class _Driver:
 
     def _report(self, resumed: int, seconds: float, file_bytes: int) -> Report:
         note = layout_warning(self.plan.source, self.plan.tiling.chunk_at((0, 0)).read)
-        outside = len(self.plan.outside())
+        outside = len(self.plan.outside()) if isinstance(self.plan, Plan) else 0
         return Report(
             output=self.plan.output,
             shape=self.plan.shape,
