@@ -12,7 +12,7 @@ import numpy as np
 
 from ..grid import Grid
 from ..pixels import Pixels
-from ..raster import Bands, find_bands
+from ..selection import Bands, find_bands
 from ..tiling import Window
 from .protocol import Composite, digest_of
 
@@ -72,7 +72,7 @@ class BandStack(Composite):
         return self._each("offsets")
 
     @property
-    def nodata(self) -> tuple[float | None, ...]:
+    def nodata(self) -> tuple[float | int | None, ...]:
         """Nodata per band."""
         return self._each("nodata")
 

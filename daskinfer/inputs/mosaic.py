@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..grid import Grid
 from ..pixels import Array, Pixels
-from ..raster import Bands, find_bands
+from ..selection import Bands, find_bands
 from ..tiling import Span, Window
 from .protocol import Composite, Source, digest_of, whole_window
 
@@ -59,7 +59,7 @@ class Mosaic(Composite):
     dtype: str
     scales: tuple[float, ...]
     offsets: tuple[float, ...]
-    nodata: tuple[float | None, ...]
+    nodata: tuple[float | int | None, ...]
     notes: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -208,8 +208,8 @@ class Mosaic(Composite):
         return [int(i) for i in np.flatnonzero(hit)]
 
 
-def _fits(value: float, dtype: str) -> bool:
+def _fits(value: float | int, dtype: str) -> bool:
     if np.isnan(value) or np.dtype(dtype).kind == "b":
         return False
     limits = np.iinfo(dtype)
-    return value.is_integer() and limits.min <= value <= limits.max
+    return float(value).is_integer() and limits.min <= value <= limits.max

@@ -10,7 +10,8 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from ..handles import Sign
-from ..raster import Bands, Raster, describe
+from ..raster import Raster, describe
+from ..selection import Bands, find_bands
 from .gather import Named, TargetGrid, bands_of, mosaic_of
 from .protocol import Source
 
@@ -143,6 +144,4 @@ def _own_names(files: Sequence[Named]) -> list[str]:
 
 
 def _picked(bands: Sequence[str | int], names: Sequence[str]) -> list[int]:
-    from ..raster import find_bands
-
     return find_bands(bands, tuple(names), "the source")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..grid import Grid
 from ..pixels import Pixels
-from ..raster import Bands
+from ..selection import Bands
 from ..tiling import Window
 from .protocol import Composite
 
@@ -63,7 +63,7 @@ class Physical(Composite):
         return (0.0,) * len(self.band_names)
 
     @property
-    def nodata(self) -> tuple[float | None, ...]:
+    def nodata(self) -> tuple[float | int | None, ...]:
         """NaN."""
         return (float("nan"),) * len(self.band_names)
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol, TypeVar
 from ..blockcache import shared_cache
 from ..grid import Grid
 from ..pixels import Pixels, cutter
-from ..raster import Bands, Raster
+from ..raster import Raster
+from ..selection import Bands
 from ..tiling import Span, Window
 
 __all__ = ["Composite", "Source", "digest_of", "leaves", "whole_window"]
@@ -46,7 +47,7 @@ class Source(Protocol):
         ...
 
     @property
-    def nodata(self) -> tuple[float | None, ...]:
+    def nodata(self) -> tuple[float | int | None, ...]:
         """Nodata per band, on raw numbers."""
         ...
 

@@ -26,7 +26,7 @@ from rasterio.warp import transform as transform_points
 from ..blockcache import Cells, shared_cache
 from ..grid import Grid
 from ..pixels import Array, Mask, Pixels
-from ..raster import Bands
+from ..selection import Bands
 from ..tiling import Span, Window
 from .lattice import crs_of, same_crs
 from .protocol import Composite, digest_of, leaves, whole_window
@@ -136,9 +136,9 @@ class Warped(Composite):
         return offsets
 
     @property
-    def nodata(self) -> tuple[float | None, ...]:
+    def nodata(self) -> tuple[float | int | None, ...]:
         """Of the source."""
-        nodata: tuple[float | None, ...] = self.source.nodata
+        nodata: tuple[float | int | None, ...] = self.source.nodata
         return nodata
 
     @property
@@ -344,7 +344,7 @@ def _around_nodata(
         holed[:, ~valid] = np.nan
     result = np.full((len(data), *shape), np.nan, holed.dtype)
     reproject(holed, result, src_nodata=np.nan, dst_nodata=np.nan, **georeferencing)
-    mask: Mask = ~np.isnan(result).any(axis=0)
+    mask: Mask = np.asarray(~np.isnan(result).any(axis=0))
     return Pixels(_back(result, mask, dtype), None if mask.all() else mask)
 
 
