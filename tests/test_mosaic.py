@@ -11,7 +11,7 @@ from affine import Affine
 from rasterio.merge import merge
 
 import daskinfer as di
-from conftest import TRANSFORM, N3, Pixel, noise, seeded, write_raster
+from conftest import N3, TRANSFORM, Pixel, noise, seeded, write_raster
 from daskinfer.inputs.mosaic import Mosaic
 from daskinfer.source import ArraySource, source_of
 from oracle import whole

@@ -302,7 +302,8 @@ def _check(polygons: Sequence[Polygon]) -> None:
                 raise ValueError(f"{what}: a ring has 4 points or more and ends where it begins")
             if not np.isfinite(ring).all():
                 raise ValueError(f"{what}: its points are not finite")
-            x, y = ring.T
+            # From its first point: of large coordinates the products would not cancel.
+            x, y = (ring - ring[0]).T
             if not np.sum(x[:-1] * y[1:] - x[1:] * y[:-1]):
                 raise ValueError(f"{what}: a ring has no area")
         _check_crossings(rings, what)
