@@ -28,6 +28,7 @@ from rasterio.errors import RasterioIOError
 from .blockcache import Cells, cache_limit, shared_cache
 from .display import bytes_text
 from .grid import Grid
+from .inputs.vrt import Covers, coverage, covered
 from .handles import Sign, drop_handle, handle, identity_of, open_dataset
 from .metadata import (
     MaskKind,
@@ -101,6 +102,8 @@ class Raster:
         Gives the address to open for `path`, in the thread that opens it.
     aliases : tuple of tuple of str
         What the file says of each band beside its name, as its colour.
+    covers : tuple of tuple or None
+        What the sources of a VRT cover in each band, where that is not all and no nodata tells it.
     """
 
     path: str
@@ -119,6 +122,7 @@ class Raster:
     opened: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
     sign: Sign | None = field(default=None, compare=False)
     aliases: tuple[tuple[str, ...], ...] = field(default=(), compare=False, repr=False)
+    covers: Covers | None = field(default=None, repr=False)
 
     def __dask_tokenize__(self) -> object:
         return type(self).__qualname__, self.identity, self.indexes, self.nodata, repr(self.grid)
@@ -128,6 +132,7 @@ class Raster:
         """Whether any pixel can be nodata."""
         return (
             self.mask is not None
+            or self.covers is not None
             or np.dtype(self.dtype).kind == "f"
             or any(value is not None for value in self.nodata)
         )
@@ -206,6 +211,7 @@ class Raster:
             nodata=tuple(self.nodata[i] for i in picked),
             scales=tuple(self.scales[i] for i in picked),
             offsets=tuple(self.offsets[i] for i in picked),
+            covers=None if self.covers is None else tuple(self.covers[i] for i in picked),
         )
 
     def crop(self, window: Window) -> Raster:
@@ -325,6 +331,11 @@ class Raster:
         if self.mask is not None:
             own = _mask_of(dataset, self.mask, self.indexes, area, shape) > 0
             valid = own if valid is None else valid & own
+        if self.covers is not None:
+            here = Span(area.row_off, area.row_off + area.height)
+            there = Window(here, Span(area.col_off, area.col_off + area.width))
+            own = covered(self.covers, there, shape)
+            valid = own if valid is None else valid & own
         return Pixels(data, None if valid is None or valid.all() else valid)
 
 
@@ -366,6 +377,7 @@ def describe(
             extent=dataset.shape,
             sign=sign,
             aliases=band_aliases(dataset, numbers),
+            covers=coverage(dataset, numbers),
         )
     raster = raster.select(bands)
     area = area_of(window, bounds, bounds_crs, raster.grid)
