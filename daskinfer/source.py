@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import dask
@@ -13,20 +11,17 @@ import numpy as np
 import xarray as xr
 from dask.base import tokenize
 
+from .dataarray import lazy_array, opened_source
 from .grid import Grid, grid_of
 from .handles import Sign
 from .inputs.gather import TargetGrid
 from .inputs.opening import Reading, assembled
 from .inputs.protocol import Source
-from .pixels import Array, Mask, Pixels, cutter, valid_pixels
-from .raster import Bands, Raster, find_bands, window_of
+from .pixels import Pixels, cutter, valid_pixels
+from .selection import Bands, area_of, find_bands
 from .tiling import Span, Window
 
 __all__ = ["ArraySource", "Source", "open_raster", "source_of"]
-
-_KEPT_OPENED = 32
-# By the name of their numbers, which any operation on them changes.
-_lately_opened: OrderedDict[str, tuple[Source, xr.DataArray]] = OrderedDict()
 
 
 class ArraySource:
@@ -54,6 +49,9 @@ class ArraySource:
         self._grid = grid_of(array)
         self._names = _names_of(array)
         self._nodata = _nodata_of(array)
+        mask = array.coords.get("mask")
+        if mask is not None and mask.dims != ("y", "x"):
+            raise ValueError(f"the mask of an array is (y, x), True where it is valid: {mask.dims}")
 
     @property
     def grid(self) -> Grid:
@@ -103,7 +101,7 @@ class ArraySource:
         mask = self._array.coords.get("mask")
         # A mask was made with the nodata; numbers that were computed since may be it by chance.
         nodata = self._nodata if mask is None else None
-        valid = None if mask is None else da.asarray(mask.data)
+        valid = None if mask is None else da.asarray(mask.data).astype(bool)
         if nodata is not None or data.dtype.kind == "f":
             numbers = data.rechunk({0: -1}).map_blocks(
                 valid_pixels,
@@ -187,6 +185,8 @@ def open_raster(
     chunks: int | tuple[int, int] | Literal["auto"] = "auto",
     nodata: float | None = None,
     window: tuple[int, int, int, int] | None = None,
+    bounds: Sequence[float] | None = None,
+    bounds_crs: Any = None,
     mask: bool = True,
     sign: Sign | None = None,
     stack: Literal["bands"] | None = None,
@@ -214,6 +214,11 @@ def open_raster(
         Replaces the files' own nodata.
     window : tuple of int, optional
         ``(row, col, height, width)`` in pixels.
+    bounds : tuple of float, optional
+        ``(left, bottom, right, top)``, instead of `window`: all pixels that they touch, as far as
+        there are any.
+    bounds_crs : optional
+        What `bounds` are in, as "EPSG:4326"; by default the raster's CRS.
     mask : bool, default True
         Honour nodata, NaN, alpha and mask bands; False takes every pixel as valid.  Gaps of a
         mosaic are nodata even so.
@@ -267,14 +272,23 @@ def open_raster(
                 "an array is on its grid already: resample it with xarray or rioxarray, or pass "
                 "the path to open_raster"
             )
-        return _opened(source, bands, chunks, nodata, window, mask)
+        source = _part(source, window, bounds, bounds_crs)
+        return _opened(source, bands, chunks, nodata, mask)
     reading = Reading(nodata, mask, sign, stack, target)
-    opened = _cropped(assembled(source, reading, bands), window)
-    return _lazy(opened, _chunk_sides(opened, chunks), mask)
+    opened = _cropped(assembled(source, reading, bands), window, bounds, bounds_crs)
+    return lazy_array(opened, chunks, mask)
 
 
-def _cropped(source: Source, window: tuple[int, int, int, int] | None) -> Source:
-    return source if window is None else source.crop(window_of(window, source.grid))
+def _cropped(source: Source, window: Any, bounds: Any, bounds_crs: Any) -> Source:
+    area = area_of(window, bounds, bounds_crs, source.grid)
+    return source if area is None else source.crop(area)
+
+
+def _part(array: xr.DataArray, window: Any, bounds: Any, bounds_crs: Any) -> xr.DataArray:
+    if window is None and bounds is None and bounds_crs is None:
+        return array
+    area = area_of(window, bounds, bounds_crs, grid_of(array))
+    return array if area is None else array.isel(y=area.slices()[0], x=area.slices()[1])
 
 
 def _opened(
@@ -282,13 +296,9 @@ def _opened(
     bands: Bands,
     chunks: int | tuple[int, int] | Literal["auto"],
     nodata: float | None,
-    window: tuple[int, int, int, int] | None,
     mask: bool,
 ) -> xr.DataArray:
     """A DataArray with the options of `open_raster` applied to it."""
-    if window is not None:
-        rows, cols = window_of(window, grid_of(array)).slices()
-        array = array.isel(y=rows, x=cols)
     array = ArraySource(array).select(bands)._array
     if nodata is not None:
         array = array.drop_vars("mask", errors="ignore").assign_attrs(_FillValue=nodata)
@@ -302,7 +312,12 @@ def _opened(
 
 
 def source_of(
-    source: Any, *, bands: Bands = None, window: tuple[int, int, int, int] | None = None
+    source: Any,
+    *,
+    bands: Bands = None,
+    window: tuple[int, int, int, int] | None = None,
+    bounds: Sequence[float] | None = None,
+    bounds_crs: Any = None,
 ) -> Source:
     """What `open_raster` takes as a `Source`.
 
@@ -311,113 +326,11 @@ def source_of(
     chunks have its size, for each touches eight others with its halo.
     """
     if not isinstance(source, xr.DataArray):
-        return _cropped(assembled(source, Reading(), bands), window)
-    files = _opened_raster(source)
+        return _cropped(assembled(source, Reading(), bands), window, bounds, bounds_crs)
+    files = opened_source(source)
     if files is not None:
-        return _cropped(files, window).select(bands)
-    if window is not None:
-        rows, cols = window_of(window, grid_of(source)).slices()
-        source = source.isel(y=rows, x=cols)
-    return ArraySource(source).select(bands)
-
-
-def _opened_raster(array: xr.DataArray) -> Source | None:
-    """The files of an array that nothing was done to since it was opened."""
-    if not isinstance(array.data, da.Array):
-        return None
-    source, made = _lately_opened.get(array.data.name, (None, array))
-    same = (
-        array.dims == made.dims
-        and array.attrs == made.attrs
-        and array.coords.keys() == made.coords.keys()
-        and all(_same_coord(array.coords[name], made.coords[name]) for name in made.coords)
-    )
-    return source if same else None
-
-
-def _same_coord(one: xr.DataArray, other: xr.DataArray) -> bool:
-    if isinstance(one.data, da.Array) and isinstance(other.data, da.Array):
-        return bool(one.data.name == other.data.name)
-    return bool(one.variable.identical(other.variable))  # type: ignore[no-untyped-call]
-
-
-def _lazy(raster: Any, sides: tuple[int, int], mask: bool) -> xr.DataArray:
-    """The DataArray over a `Raster`, or over what is made of several."""
-    count, shape = len(raster.band_names), raster.grid.shape
-    chunks = da.core.normalize_chunks((count, *sides), (count, *shape), dtype=raster.dtype)
-    name = f"daskinfer-read-{tokenize(raster, chunks)}"
-    template = da.zeros((count, *shape), chunks=chunks, dtype=raster.dtype)
-    data = template.map_blocks(
-        _read_block,
-        raster,
-        chunks=chunks,
-        dtype=raster.dtype,
-        name=name,
-        meta=np.empty((0, 0, 0), raster.dtype),
-    )
-    coords: dict[str, Any] = {"band": ("band", list(raster.band_names)), **raster.grid.coords()}
-    if raster.has_mask and (mask or not isinstance(raster, Raster)):
-        coords["mask"] = (("y", "x"), _lazy_mask(raster, data))
-    # On the band axis, so that they follow a selection of bands.
-    if any(scale != 1 for scale in raster.scales) or any(raster.offsets):
-        # They belong to the numbers as stored: what is computed from those is told by its dtype.
-        stored = {"dtype": raster.dtype}
-        coords["scale"] = ("band", list(raster.scales), stored)
-        coords["offset"] = ("band", list(raster.offsets), stored)
-    attrs: dict[str, Any] = {}
-    known = {value for value in raster.nodata if value is not None}
-    if len(known) == 1:
-        attrs["_FillValue"] = known.pop()
-    title = Path(getattr(raster, "path", "")).stem or None
-    array = xr.DataArray(data, coords, ("band", "y", "x"), title, attrs)
-    _lately_opened[name] = raster, array.copy()
-    while len(_lately_opened) > _KEPT_OPENED:
-        _lately_opened.popitem(last=False)
-    return array
-
-
-def _lazy_mask(raster: Any, data: da.Array) -> da.Array:
-    if isinstance(raster, Raster) and raster.mask is None:
-        # From the numbers at hand: the file is read once for both.
-        return data.map_blocks(
-            valid_pixels, raster.nodata, drop_axis=0, dtype=bool, meta=np.empty((0, 0), bool)
-        )
-    rows_and_cols = data.chunks[1:]
-    template = da.zeros(raster.grid.shape, chunks=rows_and_cols, dtype=bool)
-    return template.map_blocks(_read_mask, raster, dtype=bool, meta=np.empty((0, 0), bool))
-
-
-def _block_window(block_info: Any) -> Window:
-    rows, cols = block_info[0]["array-location"][-2:]
-    return Window(Span(*rows), Span(*cols))
-
-
-def _read_block(block: Array, raster: Any, block_info: Any = None) -> Array:
-    return _read_chunk(raster, _block_window(block_info)).data
-
-
-def _read_mask(block: Array, raster: Any, block_info: Any = None) -> Mask:
-    pixels = _read_chunk(raster, _block_window(block_info))
-    return np.ones(block.shape, np.bool_) if pixels.valid is None else pixels.valid
-
-
-def _read_chunk(raster: Any, window: Window) -> Pixels:
-    if not isinstance(raster, Raster):
-        pixels: Pixels = raster.read(window)
-        return pixels
-    # Chunks have no pixels in common.  A mask that the file keeps is a chunk of its own, for which
-    # the numbers are read too.
-    shared = raster.mask is not None or not raster.whole_blocks(window)
-    return raster.read(window, cached=shared)
-
-
-def _chunk_sides(raster: Any, chunks: int | tuple[int, int] | str) -> tuple[int, int]:
-    if chunks != "auto":
-        return (chunks, chunks) if isinstance(chunks, int) else tuple(chunks)  # type: ignore[return-value]
-    height, width = (
-        side * max(1, round(2048 / side)) if side < 4096 else 2048 for side in raster.block
-    )
-    return min(height, raster.grid.height), min(width, raster.grid.width)
+        return _cropped(files, window, bounds, bounds_crs).select(bands)
+    return ArraySource(_part(source, window, bounds, bounds_crs)).select(bands)
 
 
 def _names_of(array: xr.DataArray) -> tuple[str, ...]:
@@ -437,9 +350,13 @@ def _numbered(count: int) -> tuple[str, ...]:
     return tuple(str(i + 1) for i in range(count))
 
 
-def _nodata_of(array: xr.DataArray) -> float | None:
-    value = array.attrs.get("_FillValue", array.attrs.get("nodata"))
-    return None if value is None else float(value)
+def _nodata_of(array: xr.DataArray) -> float | int | None:
+    for name in ("_FillValue", "missing_value", "nodata"):
+        value = array.attrs.get(name)
+        if value is not None:
+            # A float would round what 64-bit numbers are compared with.
+            return int(value) if isinstance(value, (int, np.integer)) else float(value)
+    return None
 
 
 def _per_band(
