@@ -28,8 +28,8 @@ from rasterio.errors import RasterioIOError
 from .blockcache import Cells, cache_limit, shared_cache
 from .display import bytes_text
 from .grid import Grid
-from .inputs.vrt import Covers, coverage, covered
 from .handles import Sign, drop_handle, handle, identity_of, open_dataset
+from .inputs.vrt import Covers, coverage, covered
 from .metadata import (
     MaskKind,
     Nodata,
