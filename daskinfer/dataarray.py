@@ -85,7 +85,7 @@ def lazy_array(raster: Any, chunks: ChunkSides, mask: bool) -> xr.DataArray:
 
 
 def _lazy_mask(raster: Any, data: da.Array) -> da.Array:
-    if isinstance(raster, Raster) and raster.mask is None:
+    if isinstance(raster, Raster) and raster.mask is None and raster.covers is None:
         # From the numbers at hand: the file is read once for both.
         return data.map_blocks(
             valid_pixels, raster.nodata, drop_axis=0, dtype=bool, meta=np.empty((0, 0), bool)
@@ -122,7 +122,7 @@ def _read_chunk(raster: Any, window: Window) -> Pixels:
         return pixels
     # Chunks have no pixels in common.  A mask that the file keeps is a chunk of its own, for which
     # the numbers are read too.
-    shared = raster.mask is not None or not raster.whole_blocks(window)
+    shared = bool(raster.mask or raster.covers) or not raster.whole_blocks(window)
     return raster.read(window, cached=shared)
 
 

@@ -377,7 +377,7 @@ def describe(
             extent=dataset.shape,
             sign=sign,
             aliases=band_aliases(dataset, numbers),
-            covers=coverage(dataset, numbers),
+            covers=coverage(dataset, numbers) if mask else None,
         )
     raster = raster.select(bands)
     area = area_of(window, bounds, bounds_crs, raster.grid)
