@@ -36,7 +36,8 @@ from daskinfer.cogstats import StatisticsTable, blank_statistics
 from daskinfer.encode import EncodedChunk, EncodedPart, encode_chunk, encode_levels, encode_tile
 from daskinfer.filelock import FileLock
 from daskinfer.overview import Shape
-from daskinfer.tileindex import IndexedFile, compact, copy_tiles, new_file, read_at, rename
+from daskinfer.tilecopy import compact, copy_tiles
+from daskinfer.tileindex import IndexedFile, new_file, read_at, rename
 
 __all__ = ["CogSpec", "EncodedChunk", "WorkFile", "encode_chunk"]
 
