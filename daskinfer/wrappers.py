@@ -119,7 +119,7 @@ def outputs_text(found: Any) -> str:
     "dict with 'out', 'aux'"
     """
     if isinstance(found, torch.Tensor):
-        return f"one tensor {tuple(found.shape)}"
+        return str(tuple(found.shape))
     name = type(found).__name__
     if isinstance(found, Mapping):
         return f"{name} with {', '.join(repr(key) for key in found)}"

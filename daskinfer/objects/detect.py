@@ -103,9 +103,7 @@ def detect(
     check_features(plan.output, plan.overwrite)
     from daskinfer.runner import execute
 
-    report = execute(
-        plan, ObjectOutputs.prepare, client=client, callbacks=callbacks, trace=trace
-    )
+    report = execute(plan, ObjectOutputs.prepare, client=client, callbacks=callbacks, trace=trace)
     assert isinstance(report, ObjectReport)
     return report
 

@@ -108,6 +108,10 @@ class ObjectPlan:
         """``(height, width)`` of the raster in pixels."""
         return self.tiling.shape
 
+    def outside(self) -> tuple[int, ...]:
+        """Chunks in which nothing is looked for: none."""
+        return ()
+
     @property
     def memory(self) -> int:
         """Bytes that one worker process takes, without what the model's own layers need."""
