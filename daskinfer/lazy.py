@@ -21,8 +21,8 @@ from .inference import Inference
 from .inputs.aoi import AreaOfInterest
 from .model import Model, ModelBytes, load_model
 from .objectstore import is_object, local_path
-from .pixels import Array, Mask, Pixels
 from .outputspec import cog_spec
+from .pixels import Array, Mask, Pixels
 from .planner import check_layout, check_output, replaced, split_side
 from .seam import calibrate
 from .settle import Choice, Halo, Size, pick_bands, settle

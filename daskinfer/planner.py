@@ -23,8 +23,6 @@ from .device import DeviceChoice
 from .draft import Draft, is_split
 from .errors import warn_user
 from .field import ReceptiveField
-from .forward import OutputFormat
-from .grid import Grid
 from .inference import Inference
 from .inputs.aoi import AreaOfInterest
 from .memory import expected_memory
