@@ -76,7 +76,7 @@ def lazy_array(raster: Any, chunks: ChunkSides, mask: bool) -> xr.DataArray:
     known = {value for value in raster.nodata if value is not None}
     if len(known) == 1:
         attrs["_FillValue"] = known.pop()
-    title = Path(getattr(raster, "path", "")).stem or None
+    title = Path(getattr(raster, "path", "scene")).stem or None
     array = xr.DataArray(data, coords, ("band", "y", "x"), title, attrs)
     _lately_opened[name] = raster, array.copy()
     while len(_lately_opened) > _KEPT_OPENED:
