@@ -269,3 +269,60 @@ def test_an_opened_mosaic_stands_for_its_files(tmp_path):
     assert isinstance(plan.source, Mosaic)
     assert "mosaic" in repr(plan)
     assert "4 files, later ones on top" in repr(plan)
+
+
+def vrt_of(path, paths, *, nodata=None, bands=1):
+    """A VRT over files of the plain grid, side by side, as gdalbuildvrt makes it."""
+    placed = []
+    for name in paths:
+        with rasterio.open(name) as dataset:
+            col, row = ~TRANSFORM @ (dataset.transform.c, dataset.transform.f)
+            placed.append((name, round(col), round(row), dataset.width, dataset.height))
+    width = max(col + w for _, col, _, w, _ in placed)
+    height = max(row + h for _, _, row, _, h in placed)
+    tag = "" if nodata is None else f"<NoDataValue>{nodata}</NoDataValue>"
+    body = "".join(
+        f'<VRTRasterBand dataType="UInt16" band="{n}">{tag}'
+        + "".join(
+            f'<SimpleSource><SourceFilename relativeToVRT="0">{name}</SourceFilename>'
+            f"<SourceBand>{n}</SourceBand>"
+            f'<SrcRect xOff="0" yOff="0" xSize="{w}" ySize="{h}"/>'
+            f'<DstRect xOff="{col}" yOff="{row}" xSize="{w}" ySize="{h}"/></SimpleSource>'
+            for name, col, row, w, h in placed
+        )
+        + "</VRTRasterBand>"
+        for n in range(1, bands + 1)
+    )
+    geo = ", ".join(map(str, TRANSFORM.to_gdal()))
+    path.write_text(
+        f'<VRTDataset rasterXSize="{width}" rasterYSize="{height}">'
+        f"<SRS>EPSG:32632</SRS><GeoTransform>{geo}</GeoTransform>{body}</VRTDataset>"
+    )
+    return str(path)
+
+
+def test_gaps_of_a_vrt_are_nodata(tmp_path, one_worker):
+    plain = [
+        tile(tmp_path / f"p{i}.tif", np.ones((2, 9, 9), np.uint16), 9 * i, 12 * i) for i in range(3)
+    ]
+    vrt = vrt_of(tmp_path / "plain.vrt", plain, bands=2)
+    expected = np.zeros((27, 33), bool)
+    for i in range(3):
+        expected[9 * i : 9 * i + 9, 12 * i : 12 * i + 9] = True
+    scene = di.open_raster(vrt, chunks=8)
+    assert np.array_equal(scene.mask.values, expected)
+    assert "mask" not in di.open_raster(vrt, mask=False).coords
+    source = source_of(vrt)
+    area = window(7, 10, 11, 13)
+    assert np.array_equal(valid_of(source.crop(area)), expected[area.slices()])
+    assert np.array_equal(source.select([2]).thinned(11).valid, expected[1::3, 1::3])
+    model = di.load_model(Pixel(), output="values")
+    di.run(vrt, model, tmp_path / "out.tif", client=one_worker)
+    with rasterio.open(tmp_path / "out.tif") as dataset:
+        assert np.array_equal(~np.isnan(dataset.read(1)), expected)
+    # With nodata the file itself tells; without gaps there is nothing to tell.
+    told = vrt_of(tmp_path / "told.vrt", plain, nodata=0, bands=2)
+    assert np.array_equal(di.open_raster(told).mask.values, expected)
+    assert source_of(told).covers is None
+    whole_one = vrt_of(tmp_path / "full.vrt", [plain[0]], bands=1)
+    assert "mask" not in di.open_raster(whole_one).coords
