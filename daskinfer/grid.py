@@ -87,7 +87,7 @@ class Grid:
             transform,
             _wkt(dataset.crs),
             tuple((p.row, p.col, p.x, p.y, p.z or 0.0) for p in gcps),
-            _wkt(gcps_crs),
+            _wkt(gcps_crs) if gcps else None,
             tuple(sorted(dataset.tags(ns="RPC").items())),
             transform is not None and dataset.tags().get("AREA_OR_POINT") == "Point",
         )
