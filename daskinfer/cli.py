@@ -72,17 +72,28 @@ def _run(arguments: argparse.Namespace) -> int:
     from .clusters import cluster
     from .clusters.options import cluster_options
     from .monitor import progress
+    from .report import check_html
     from .runner import run
 
+    check_html(arguments.report, "report")
     plan = _made_plan(arguments)
     print(plan)
     bar = progress()
     options = cluster_options(arguments.cluster, arguments.workers, arguments.cluster_option)
     try:
         with cluster(arguments.cluster, **options) as client:
-            report = run(plan, client=client, callbacks=[bar], trace=arguments.trace)
+            report = run(
+                plan,
+                client=client,
+                callbacks=[bar],
+                trace=arguments.trace,
+                dashboard=not arguments.no_dashboard,
+                performance_report=arguments.performance_report,
+            )
     finally:
         bar.stop()
+    if arguments.report is not None:
+        report.save(arguments.report)
     print(report)
     return 0 if report.complete else _INCOMPLETE
 
@@ -184,6 +195,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--workers", type=int, metavar="N", help="worker processes, GPUs or jobs")
     run.add_argument("--trace", metavar="PATH", help="write a timeline for ui.perfetto.dev")
+    run.add_argument("--report", metavar="PATH", help="also write the report as HTML")
+    run.add_argument("--performance-report", metavar="PATH", help="write Dask's own report as HTML")
+    run.add_argument("--no-dashboard", action="store_true", help="no page on Dask's dashboard")
 
     submit = commands.add_parser(
         "submit", help="run as a batch job of SLURM, which goes on by itself"

@@ -51,10 +51,9 @@ def bar(run: Snapshot) -> str:
     """A bar as long as the part that is done, and in words."""
     count = display.count_text
     resumed = f", {count(run.resumed)} from an earlier run" if run.resumed else ""
-    left = "" if run.left is None else f", {display.duration_text(run.left)} left"
     text = (
         f"{count(run.done)} of {count(run.chunks)} chunks{resumed}, "
-        f"{display.duration_text(run.seconds)}{left}"
+        f"{'took' if run.ended else 'for'} {display.duration_text(run.seconds)}"
     )
     return (
         f"<div style='{_FONT};font-size:13px'>"
@@ -78,10 +77,12 @@ def card(name: str, value: str, note: str = "") -> str:
 def numbers(run: Snapshot) -> str:
     """The figures of a run as cards."""
     count = display.count_text
+    left = "not known yet" if run.left is None else display.duration_text(run.left)
     return (
         "<div>"
         + "".join(
             (
+                card("time left", "none" if run.ended else left),
                 card("speed", f"{run.speed:.2f} Mpx/s", f"{count(run.tiles)} tiles"),
                 card("device busy", f"{run.busy:.1%}", f"of the whole run {run.busy_whole:.1%}"),
                 card("batches", f"{run.fill:.0%} full", run.device),
@@ -90,7 +91,7 @@ def numbers(run: Snapshot) -> str:
                 card("failed", count(run.failed), "chunks"),
             )
         )
-        + ("</div>")
+        + "</div>"
     )
 
 

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from bokeh.layouts import column, row
-from bokeh.models import ColumnDataSource, Div, FactorRange, LinearColorMapper, NumeralTickFormatter
+from bokeh.models import (
+    ColumnDataSource,
+    Div,
+    FactorRange,
+    InlineStyleSheet,
+    LinearColorMapper,
+    NumeralTickFormatter,
+)
 from bokeh.plotting import figure
 
 from . import html
@@ -31,7 +39,7 @@ ROUTES = ("/daskinfer", "/individual-daskinfer")
 
 _EVERY = 500  # ms between looks
 _RECENT = 10.0  # seconds over which "busy now" is taken
-_HISTORY = 600  # readings of the speed that are kept
+_WIDE, _HIGH, _LEAST = 620, 520, 60  # CSS px of the map
 _EMPTY = "<p style='font-family:system-ui,sans-serif'>No run has been seen by this scheduler.</p>"
 # Opacity of the states, in their order: the source is to be seen through what is not at work.
 _ALPHAS = (0.55, 0.45, 0.45, 0.95, 0.95, 0.5)
@@ -90,10 +98,9 @@ class _Page:
         self._run = ""
         self._drawn: object = None
         self._busy: dict[tuple[Any, ...], deque[tuple[float, float]]] = {}
-        self._head = Div(name="head", sizing_mode="stretch_width")
-        self._numbers = Div(name="numbers", sizing_mode="stretch_width")
-        self._legend = Div(name="legend", sizing_mode="stretch_width")
-        self._failures = Div(name="failures", sizing_mode="stretch_width")
+        self._head, self._numbers, self._legend, self._failures = map(
+            _text, ("head", "numbers", "legend", "failures")
+        )
         self._cells = ColumnDataSource({"image": [], "dw": [], "dh": []}, name="cells")
         self._backdrop = ColumnDataSource({"image": [], "dw": [], "dh": []})
         self._workers = ColumnDataSource({"name": [], "busy": [], "text": []}, name="workers")
@@ -102,8 +109,8 @@ class _Page:
         self._bars = _worker_figure(self._workers)
         self._line = _speed_figure(self._speed)
         self._body = row(
-            column(self._map, self._legend, sizing_mode="stretch_width"),
-            column(self._bars, self._line, width=430),
+            column(self._map, self._legend),
+            column(self._bars, self._line, sizing_mode="stretch_width"),
             sizing_mode="stretch_width",
         )
         doc.add_root(
@@ -135,9 +142,7 @@ class _Page:
         self._failures.text = html.failures(reversed(now.failures), now.failed)
         self._draw_chunks(now.chunk_map, now.grid, [n for _, s in samples for n in s["chunks"]])
         self._draw_workers(samples)
-        if not now.ended:
-            reading = {"minutes": [now.seconds / 60], "speed": [now.speed]}
-            self._speed.stream(reading, rollover=_HISTORY)
+        self._draw_speed(known.history)
 
     def _begin(self, known: KnownRun) -> None:
         """Another run than before."""
@@ -146,12 +151,12 @@ class _Page:
             return
         self._run, self._drawn = now.run, None
         self._busy.clear()
-        self._speed.data = {"minutes": [], "speed": []}
         height, width = now.shape
         self._map.x_range.start, self._map.x_range.end = 0, width
         self._map.y_range.start, self._map.y_range.end = height, 0
-        self._map.height = int(min(620, max(180, 620 * height / width)))
-        self._map.aspect_ratio = None
+        scale = min(_WIDE / width, _HIGH / height)
+        self._map.frame_width = max(_LEAST, round(width * scale))
+        self._map.frame_height = max(_LEAST, round(height * scale))
         self._backdrop.data = {"image": [], "dw": [], "dh": []}
 
     def _draw_chunks(self, chunk_map: ChunkMap, grid: tuple[int, int], at_work: list[int]) -> None:
@@ -186,6 +191,14 @@ class _Page:
         self._bars.height = 80 + 26 * max(1, len(names))
         self._workers.data = {"name": names, "busy": busy, "text": texts}
 
+    def _draw_speed(self, history: Sequence[tuple[float, float]]) -> None:
+        """Over some seconds each: what is done comes a chunk at a time."""
+        seconds, megapixels = np.array(history).reshape(-1, 2).T
+        before = np.maximum(0, np.searchsorted(seconds, seconds - _RECENT, side="right") - 1)
+        passed = np.maximum(seconds - seconds[before], 1e-9)
+        speed = np.where(passed > 1e-6, (megapixels - megapixels[before]) / passed, 0)
+        self._speed.data = {"minutes": seconds / 60, "speed": speed}
+
     def _busy_now(self, sample: Sample) -> float:
         """Share of the last seconds in which a device was busy."""
         past = self._busy.setdefault((sample["run"], *sample["process"]), deque())
@@ -197,6 +210,12 @@ class _Page:
         then, before = past[0] if len(past) > 1 else (sample["start"] or sample["time"], 0.0)
         passed = reading[0] - then
         return min(1.0, max(0.0, (reading[1] - before) / passed)) if passed > 0 else 0.0
+
+
+def _text(name: str) -> Any:
+    """A piece of HTML as wide as the page; Bokeh would make it as wide as its words."""
+    wide = InlineStyleSheet(css=".bk-clearfix { display: block; width: 100% }")
+    return Div(name=name, sizing_mode="stretch_width", stylesheets=[wide])
 
 
 def _placed(image: Any, known: KnownRun, step: int = 0) -> dict[str, list[Any]]:
@@ -219,18 +238,16 @@ def _rgba(picture: Any) -> Any:
 def _map_figure(cells: ColumnDataSource, backdrop: ColumnDataSource) -> Any:
     fig = figure(
         title="Chunks",
-        height=420,
-        sizing_mode="stretch_width",
         x_range=(0, 1),
         y_range=(1, 0),
         tools="pan,wheel_zoom,reset,hover",
         tooltips=[("row", "$y{0}"), ("column", "$x{0}")],
-        match_aspect=True,
         x_axis_label="column, px",
         y_axis_label="row, px",
     )
     fig.grid.visible = False
-    place = {"x": 0, "y": 0, "dw": "dw", "dh": "dh", "origin": "top_left", "anchor": "top_left"}
+    # The y axis runs down: what Bokeh calls the bottom is the top.
+    place = {"x": 0, "y": 0, "dw": "dw", "dh": "dh", "origin": "bottom_left"}
     fig.image_rgba(image="image", source=backdrop, **place)
     palette = [
         f"#{red:02x}{green:02x}{blue:02x}{round(alpha * 255):02x}"
@@ -243,9 +260,9 @@ def _map_figure(cells: ColumnDataSource, backdrop: ColumnDataSource) -> Any:
 
 def _worker_figure(source: ColumnDataSource) -> Any:
     fig = figure(
-        title="Device busy, per process, last 10 s",
+        title=f"Device busy in each process, last {_RECENT:.0f} s",
         height=110,
-        width=430,
+        sizing_mode="stretch_width",
         x_range=(0, 1),
         y_range=FactorRange(),
         tools="",
@@ -262,12 +279,12 @@ def _worker_figure(source: ColumnDataSource) -> Any:
 
 def _speed_figure(source: ColumnDataSource) -> Any:
     fig = figure(
-        title="Speed since the start, Mpx/s",
+        title=f"Mpx/s, over {_RECENT:.0f} s each",
         height=190,
-        width=430,
+        sizing_mode="stretch_width",
         tools="",
         toolbar_location=None,
-        x_axis_label="minutes",
+        x_axis_label="minutes since the start",
     )
     fig.y_range.start = 0
     fig.line(x="minutes", y="speed", color="#2f6db5", line_width=2, source=source)

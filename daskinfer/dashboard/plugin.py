@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,17 +20,22 @@ if TYPE_CHECKING:
 
 __all__ = ["KnownRun", "PagePlugin"]
 
-# Runs of the past that are still shown.
+# Runs of the past that are still shown, and readings of the speed of each.
 _KEPT = 8
+_READINGS = 1200
 
 
 @dataclass
 class KnownRun:
-    """A run as the scheduler knows it."""
+    """A run as the scheduler knows it.
+
+    `history` has seconds since the start, and megapixels by then.
+    """
 
     heard: float
     snapshot: Snapshot | None = None
     backdrop: NDArray[np.uint8] | None = None
+    history: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_READINGS))
 
     def now(self) -> Snapshot | None:
         """The run as it would be by now, if it went on as before."""
@@ -68,9 +73,11 @@ class PagePlugin(SchedulerPlugin):  # type: ignore[misc]
             picture = np.frombuffer(msg["backdrop"], np.uint8)
             known.backdrop = picture.reshape(tuple(msg["shape"]))
             return
-        known.snapshot, known.heard = Snapshot.from_message(msg), time.monotonic()
-        for run in [*self._runs][:-_KEPT]:
-            del self._runs[run]
+        known.snapshot = run = Snapshot.from_message(msg)
+        known.heard = time.monotonic()
+        known.history.append((run.seconds, run.speed * run.seconds))
+        for old in [*self._runs][:-_KEPT]:
+            del self._runs[old]
 
     def runs(self) -> list[KnownRun]:
         """Runs that have begun; the one to show first comes first: at work, then the latest."""

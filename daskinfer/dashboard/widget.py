@@ -69,9 +69,9 @@ class NotebookProgress:
 
 
 def _shown(what: object) -> Any:
-    from IPython.display import display
+    from IPython import display
 
-    return display(what, display_id=True)
+    return display.display(what, display_id=True)  # type: ignore[no-untyped-call]
 
 
 def in_notebook() -> bool:
