@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,8 +56,7 @@ def lazy_array(raster: Any, chunks: ChunkSides, mask: bool) -> xr.DataArray:
     name = f"daskinfer-read-{tokenize(raster, sizes)}"
     template = da.zeros((count, *shape), chunks=sizes, dtype=raster.dtype)
     data = template.map_blocks(
-        _read_block,
-        raster,
+        partial(_read_block, raster),
         sizes=sizes[1:],
         chunks=sizes,
         dtype=raster.dtype,
@@ -88,12 +88,15 @@ def _lazy_mask(raster: Any, data: da.Array) -> da.Array:
     if isinstance(raster, Raster) and raster.mask is None and raster.covers is None:
         # From the numbers at hand: the file is read once for both.
         return data.map_blocks(
-            valid_pixels, raster.nodata, drop_axis=0, dtype=bool, meta=np.empty((0, 0), bool)
+            partial(valid_pixels, nodata=raster.nodata),
+            drop_axis=0,
+            dtype=bool,
+            meta=np.empty((0, 0), bool),
         )
     sizes = data.chunks[1:]
     template = da.zeros(raster.grid.shape, chunks=sizes, dtype=bool)
     return template.map_blocks(
-        _read_mask, raster, sizes=sizes, dtype=bool, meta=np.empty((0, 0), bool)
+        partial(_read_mask, raster), sizes=sizes, dtype=bool, meta=np.empty((0, 0), bool)
     )
 
 
@@ -105,13 +108,14 @@ def _block_window(block_id: tuple[int, ...], sizes: Sizes) -> Window:
     return Window(rows, cols)
 
 
-# Told by number, not by `block_info`: Dask would list that for all blocks in advance, a minute for
-# a raster of a million px a side.
-def _read_block(block: Array, raster: Any, sizes: Sizes, block_id: Any = None) -> Array:
+# Blocks are told by number, not by `block_info`: Dask would list that for all of them in advance, a
+# minute for a raster of a million px a side.  The raster is bound to the function: of an argument
+# Dask would look at every field for arrays of its own, at length where there are 65 535 bands.
+def _read_block(raster: Any, block: Array, sizes: Sizes, block_id: Any = None) -> Array:
     return _read_chunk(raster, _block_window(block_id, sizes)).data
 
 
-def _read_mask(block: Array, raster: Any, sizes: Sizes, block_id: Any = None) -> Mask:
+def _read_mask(raster: Any, block: Array, sizes: Sizes, block_id: Any = None) -> Mask:
     pixels = _read_chunk(raster, _block_window(block_id, sizes))
     return np.ones(block.shape, np.bool_) if pixels.valid is None else pixels.valid
 

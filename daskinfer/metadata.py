@@ -164,11 +164,11 @@ def mask_kind(dataset: rasterio.DatasetReader) -> MaskKind:
     """Where the dataset keeps a mask besides nodata."""
     if ColorInterp.alpha in dataset.colorinterp:
         return "alpha"
-    every = [frozenset(flags) for flags in dataset.mask_flag_enums]
-    flags = frozenset().union(*every)
+    every = dataset.mask_flag_enums
     if any(not own for own in every):
         # Bands of a VRT may have a mask each.
         return "bands"
+    flags = {flag for own in every for flag in own}
     if MaskFlags.per_dataset not in flags:
         return None
     # Of both: pixels that are nodata in all bands at once, GDAL's NODATA_VALUES.
