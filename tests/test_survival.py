@@ -232,7 +232,7 @@ def test_a_killed_scheduler_ends_the_run_which_goes_on_later(tmp_path, everythin
         client = subprocess.Popen(
             command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        wait_for_lines(job.log, 40)
+        wait_for_lines(job.log, 40, client)
         for process in [*every, client] if everything else every[:1]:
             (process.kill if process is client else lambda p=process: kill_group(p))()
         error = client.communicate(timeout=60)[1]
@@ -245,9 +245,10 @@ def test_a_killed_scheduler_ends_the_run_which_goes_on_later(tmp_path, everythin
     job.assert_finished()
 
 
-def wait_for_lines(path, count):
-    """Until a process has written so many lines."""
+def wait_for_lines(path, count, writer):
+    """Until a process has written so many lines; it is to be at work until then."""
     while not path.exists() or path.read_text().count("\n") < count:
+        assert writer.poll() is None, writer.communicate()[1]
         os.sched_yield()
 
 
