@@ -133,14 +133,26 @@ def _band_files(paths: Sequence[Any], reading: Reading, bands: Bands) -> Source:
 
 
 def _own_names(files: Sequence[Named]) -> list[str]:
+    """Descriptions where every file has one of its own, else what is their own in file names."""
     described = [raster.band_names[0] for _, raster in files]
     # A band without a description is called by its number, 1.
     if "1" not in described and len(set(described)) == len(described):
         return described
-    stems = [PurePath(path).stem for path, _ in files]
-    if len(set(stems)) == len(stems):
-        return stems
-    return [str(i + 1) for i in range(len(files))]
+    return _told_apart([PurePath(path).stem for path, _ in files])
+
+
+def _told_apart(stems: Sequence[str]) -> list[str]:
+    """The first word between underscores in which all names differ; else the names.
+
+    >>> _told_apart(["T33UUU_20170216_B02_10m", "T33UUU_20170216_B8A_20m"])
+    ['B02', 'B8A']
+    """
+    words = [stem.split("_") for stem in stems]
+    if len(stems) > 1 and len({len(own) for own in words}) == 1:
+        for column in zip(*words, strict=True):
+            if len(set(column)) == len(stems):
+                return list(column)
+    return list(stems)
 
 
 def _picked(bands: Sequence[str | int], names: Sequence[str]) -> list[int]:
