@@ -152,13 +152,26 @@ def _made_plan(arguments: argparse.Namespace) -> Any:
     model = load_model(arguments.model, weights=arguments.weights, **given)
     options = {name: getattr(arguments, name) for name in _PLAN_OPTIONS}
     print("measuring the receptive field ...", file=sys.stderr, flush=True)
-    return plan(arguments.source, model, arguments.destination, **options)
+    return plan(_source(arguments), model, arguments.destination, **options)
+
+
+def _source(arguments: argparse.Namespace) -> Any:
+    """One path, a list of them, or what comes of them on a grid that is asked for."""
+    source = arguments.source[0] if len(arguments.source) == 1 else arguments.source
+    asked = {name: getattr(arguments, name) for name in _SOURCE_OPTIONS}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if not given:
+        return source
+    from .source import open_raster
+
+    return open_raster(source, **given)
 
 
 _MODEL_OPTIONS = (
     "bands", "scale", "offset", "mean", "std", "fill", "output", "activation", "threshold",
     "class_names", "class_colors",
 )  # fmt: skip
+_SOURCE_OPTIONS = ("stack", "like", "crs", "resolution", "resampling")
 _PLAN_OPTIONS = (
     "window", "chunk", "tile", "halo", "overlap", "batch_size", "precision", "on_error",
     "overwrite", "blocksize", "compress", "level", "tol", "tta", "statistics", "device", "compile",
@@ -227,11 +240,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
     """Arguments of `plan` and `run`, named as in Python."""
-    parser.add_argument("source", help="raster that GDAL opens")
+    parser.add_argument(
+        "source", nargs="+", help="raster that GDAL opens; several are a mosaic, later ones on top"
+    )
     parser.add_argument("model", help=".pt2 file or package.module:factory")
     parser.add_argument(
         "destination", metavar="output", help="the COG to write (.tif), or a .vrt of several"
     )
+    grid = parser.add_argument_group("source", "put it on a grid that is not its own")
+    grid.add_argument("--stack", choices=("bands",), help="one single-band file per band")
+    grid.add_argument("--like", metavar="PATH", help="on the grid of this raster")
+    grid.add_argument("--crs", metavar="EPSG:N", help="on a grid of this CRS")
+    grid.add_argument("--resolution", type=float, metavar="SIZE", help="with pixels of this size")
+    grid.add_argument("--resampling", metavar="NAME", help="nearest (default), bilinear, ...")
     job = parser.add_argument_group("run")
     job.add_argument(
         "--window", type=_numbers(int), metavar="ROW,COL,HEIGHT,WIDTH", help="part of the source"
