@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import display
+from .area import ClassArea, area_rows
 from .dashboard.states import ChunkMap
 from .diagnosis import Load, diagnose
 from .ledger import Failure
@@ -53,6 +54,8 @@ class Report:
         What became of each chunk.
     outside : int
         Chunks without a pixel in the area of interest, which are nodata.
+    areas : tuple of ClassArea
+        How much ground each class covers; empty where the output is no classes.
     """
 
     output: str
@@ -70,6 +73,7 @@ class Report:
     file_bytes: int
     chunk_map: ChunkMap | None = None
     outside: int = 0
+    areas: tuple[ClassArea, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -176,6 +180,7 @@ class Report:
             ("non-finite", f"{display.count_text(self.nonfinite)} px became nodata"),
             ("failed", f"{len(self.failures)} chunks"),
         ]
+        rows += area_rows(self.areas)
         rows += [("diagnosis", note) for note in self.diagnosis]
         rows += [
             (f"chunk {f.chunk}", f"{f.window} on {f.worker}: {f.error}") for f in self.failures
