@@ -12,6 +12,7 @@ from rasterio.merge import merge
 
 import daskinfer as di
 from conftest import N3, TRANSFORM, Pixel, noise, seeded, write_raster
+from daskinfer.cli import main
 from daskinfer.inputs.mosaic import Mosaic
 from daskinfer.source import ArraySource, source_of
 from oracle import whole
@@ -269,6 +270,21 @@ def test_an_opened_mosaic_stands_for_its_files(tmp_path):
     assert isinstance(plan.source, Mosaic)
     assert "mosaic" in repr(plan)
     assert "4 files, later ones on top" in repr(plan)
+
+
+def test_the_command_line_takes_several_files(tmp_path, factory, capsys):
+    paths = four(tmp_path)
+    output = str(tmp_path / "out.tif")
+    options = ["--output", "values", "--scale", "1e-4"]
+    assert main(["run", *paths, factory, output, *options]) == 0
+    assert "4 files, later ones on top" in capsys.readouterr().out
+    with rasterio.open(output) as dataset:
+        assert dataset.shape == di.open_raster(paths).shape[1:]
+    grid = ["--crs", "EPSG:32633", "--resolution", "20", "--resampling", "bilinear"]
+    assert main(["plan", *paths, factory, str(tmp_path / "b.tif"), *options, *grid]) == 0
+    assert "4 of 4 files to" in capsys.readouterr().out
+    assert main(["plan", *paths, factory, paths[0], *options]) == 2
+    assert "is the source itself" in capsys.readouterr().err
 
 
 def vrt_of(path, paths, *, nodata=None, bands=1):
