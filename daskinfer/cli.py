@@ -292,7 +292,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--level", type=int, help="effort of the codec")
     job.add_argument("--predictor", type=_size, default="auto", metavar="auto|1|2|3")
     job.add_argument("--max-z-error", type=float, default=0.0, help="that lerc may make")
-    job.add_argument("--interleave", choices=("pixel", "band"), default="pixel")
+    job.add_argument("--interleave", choices=("auto", "pixel", "band"), default="auto")
     job.add_argument("--sparse", action="store_true", help="leave out blocks that are all nodata")
     job.add_argument("--layout", choices=("strict", "append"), default="strict")
     job.add_argument(

@@ -13,6 +13,8 @@ from .model import Model
 
 __all__ = ["cog_spec"]
 
+_FEW_BANDS = 16
+
 
 def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> CogSpec:
     """The output file for a grid: nothing of the source's tags, everything of the output's."""
@@ -24,6 +26,9 @@ def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> Co
     # TIFF has colour tables for one band only.
     if colors and classes and form.bands > 1:
         tags.append(("CLASS_COLORS", json.dumps(colors)))
+    if options.get("interleave", "auto") == "auto":
+        # A reader of one pixel or one band would have to decode all bands of its block.
+        options["interleave"] = "pixel" if form.bands <= _FEW_BANDS else "band"
     resampling: str | tuple[str, ...] = "mode" if classes else "average"
     if classes and form.bands > 1:
         resampling = ("mode", *["average"] * (form.bands - 1))

@@ -216,7 +216,7 @@ def plan(
     level: int | None = None,
     predictor: int | Literal["auto"] = "auto",
     max_z_error: float = 0.0,
-    interleave: Literal["pixel", "band"] = "pixel",
+    interleave: Literal["auto", "pixel", "band"] = "auto",
     sparse: bool = False,
     layout: Literal["strict", "append"] = "strict",
     split: int | Literal["auto"] = "auto",
@@ -282,7 +282,8 @@ def plan(
     compress : str, default "auto"
         Codec of the blocks; "auto" is deflate for classes and zstd for floats.
     level, predictor, max_z_error, interleave, sparse
-        Of the codec and of the file, as for `daskinfer.cog.CogSpec`.
+        Of the codec and of the file, as for `daskinfer.cog.CogSpec`; ``interleave="auto"`` is
+        "pixel" up to 16 bands.
     layout : {"strict", "append"}
         "strict" copies the blocks into the order of GDAL's own COGs at the end, which needs the
         space of the file twice for a moment; "append" leaves them in the order in which they came.

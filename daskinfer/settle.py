@@ -38,6 +38,8 @@ _CORE = 512
 # Beyond this, a chunk that divides into whole cores and whole blocks costs more memory than running
 # the tiles on its border twice costs time.
 _LARGEST_CHUNK = 4096
+# Of an output pixel: chunks of more are smaller, so that their results take no more memory.
+_PIXEL_BYTES = 16
 # Most input pixels of one batch; workers may find that less is as fast.  A GPU needs many to be
 # busy.  A CPU is busy with one tile, and activations over 32 MB are mapped and zeroed by the kernel
 # anew for every layer: a batch of three 608 px tiles through the demo U-Net ran at 0.93 Mpx per CPU
@@ -174,14 +176,17 @@ def settle(
         _lattice(size, field.stride[i], halo[i], overlap[i], _pair(choice.tile)[i], least[i], fixed)
         for i, size in enumerate(source.grid.shape)
     ]
-    tiling = _chunked(axes, choice.chunk, choice, scale)
+    form = OutputFormat.for_model(model, field.bands)
+    share = _affordable_share(form)
+    tiling = _chunked(axes, choice.chunk, choice, scale, share)
     if _pair(choice.chunk)[0] == "auto" and _strips_too_many(source, tiling):
         # Of fewer rows: the strips of one row of chunks are shared by all of its chunks then.
-        tiling = _chunked(axes, (axes[0].step, _pair(choice.chunk)[1]), choice, scale)
+        chunk = axes[0].step, _pair(choice.chunk)[1]
+        tiling = _chunked(axes, chunk, choice, scale, share)
     inference = Inference(
         model,
         tiling,
-        OutputFormat.for_model(model, field.bands),
+        form,
         in_bands=bands,
         dtype=source.dtype,
         raster_scale=source.scales,
@@ -257,10 +262,17 @@ def auto_tile(shared: int, stride: int) -> int:
     return round_up(core, stride) + shared
 
 
-def _chunked(axes: list[AxisTiling], chunk: Any, choice: Choice, scale: Fraction) -> Tiling:
+def _affordable_share(form: OutputFormat) -> float:
+    """Side of chunks as a part of what it is else: embeddings have many bytes to a pixel."""
+    return min(1.0, math.sqrt(_PIXEL_BYTES / (form.bands * np.dtype(form.dtype).itemsize)))
+
+
+def _chunked(
+    axes: list[AxisTiling], chunk: Any, choice: Choice, scale: Fraction, share: float
+) -> Tiling:
     """The tiling with its chunks."""
     y, x = (
-        replace(axis, chunk=_chunk(side, axis, choice, scale))
+        replace(axis, chunk=_chunk(side, axis, choice, scale, share))
         for side, axis in zip(_pair(chunk), axes, strict=True)
     )
     return Tiling(y, x)
@@ -273,13 +285,15 @@ def _strips_too_many(source: Source, tiling: Tiling) -> bool:
     return source.cache_bytes(tiling.chunk_at((0, 0)).read) > cache_limit()
 
 
-def _chunk(chunk: Any, axis: AxisTiling, choice: Choice, scale: Fraction) -> int:
+def _chunk(
+    chunk: Any, axis: AxisTiling, choice: Choice, scale: Fraction, share: float
+) -> int:
     """Chunk side: whole blocks, and whole cores too where that stays affordable."""
-    wanted = int(_CHUNK / max(scale, Fraction(1))) if chunk == "auto" else chunk
+    wanted = int(share * _CHUNK / max(scale, Fraction(1))) if chunk == "auto" else chunk
     # The smallest number of input pixels that are whole blocks of output pixels.
     block = (Fraction(choice.block) / scale).numerator
     both = math.lcm(axis.step, block)
-    affordable = _LARGEST_CHUNK if chunk == "auto" else 2 * wanted
+    affordable = share * _LARGEST_CHUNK if chunk == "auto" else 2 * wanted
     unit = both if choice.whole_tiles or both <= affordable else block
     near = unit * max(1, wanted // unit) if chunk == "auto" else round_up(wanted, unit)
     if axis.tiles == 1:
