@@ -129,13 +129,31 @@ def check_device(choice: DeviceChoice) -> DeviceChoice:
     return choice
 
 
-def best_device(choice: DeviceChoice = "auto") -> str:
+def best_device(choice: DeviceChoice = "auto", only: str | None = None) -> str:
     """Name of the torch device that a choice means in this process.
 
     "auto" is the first CUDA device, else the CPU; a device of one's own counts as the CPU.
+
+    Parameters
+    ----------
+    choice : str or callable
+    only : {None, "cpu", "cuda"}
+        The only kind of device that a model runs on.
+
+    Raises
+    ------
+    ValueError
+        If the choice is of another kind, or there is none of that kind here.
     """
     if isinstance(choice, str) and choice != "auto":
-        return choice
-    import torch
+        name = choice
+    elif choice == "auto" and only != "cpu":
+        import torch
 
-    return "cuda" if choice == "auto" and torch.cuda.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    else:
+        name = "cpu"
+    if only is not None and name.partition(":")[0] != only:
+        missing = ", which torch does not find here" if choice == "auto" else f", not on {name}"
+        raise ValueError(f"the model runs on {only} only{missing}: see its accelerator")
+    return name

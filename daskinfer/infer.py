@@ -21,6 +21,7 @@ from .forward import Forward
 from .inference import Inference
 from .knee import batch_knee, time_batch
 from .pixels import Array, Mask, Pixels
+from .preflight import check_device_runs
 from .readahead import ReadAhead
 from .stitch import (
     blend,
@@ -140,7 +141,9 @@ def infer_chunk(
     with recorder.span("stitch", chunk=number):
         window = inference.window(index)
         result = (blend if inference.blended else stitch)(inference, window, outputs)
-        valid = output_mask(ran.mask, inference.tiling.chunk_at(index), inference.scale)
+        chunk = inference.tiling.chunk_at(index)
+        mask = None if ran.mask is None else inference.trusted(ran.mask, chunk.read.origin)
+        valid = output_mask(mask, chunk, inference.scale)
         if ran.inside is not None:
             valid = ran.inside if valid is None else valid & ran.inside
         if valid is not None:
@@ -197,7 +200,7 @@ def run_tiles(
         for tile, window, pixels in zip(tiles, windows, stream, strict=True):
             mask = _noted(mask, pixels.valid, window, chunk.read)
             wanted = tile.window if inference.blended else tile.core
-            if not _any_valid(pixels.valid, wanted, window):
+            if not _any_valid(inference, pixels.valid, wanted, window):
                 continue
             if ahead is not None:
                 ahead.adapt(hungry=actor.hungry, full=actor.full)
@@ -224,6 +227,8 @@ def _number(inference: Inference, index: tuple[int, int]) -> int:
 
 def _start(inference: Inference) -> InferenceActor:
     device = make_device(inference)
+    if isinstance(device, Forward) and inference.model.output != "objects":
+        check_device_runs(device, inference)
     size = inference.batch_size
     knee = None
     if inference.tuned and size > 1 and inference.tiling.runs >= _WORTH_TUNING:
@@ -244,7 +249,7 @@ def make_device(inference: Inference) -> Device:
     """The device that an inference asks for, with its model loaded."""
     if not isinstance(inference.device, str):
         return inference.device(inference)
-    name = best_device(inference.device)
+    name = best_device(inference.device, inference.model.accelerator)
     make: type[Forward] = CudaForward if name.startswith("cuda") else Forward
     if inference.model.output == "objects":
         from .objects.forward import ObjectForward
@@ -269,9 +274,12 @@ def _noted(mask: Mask | None, valid: Mask | None, window: Window, read: Window) 
     return mask
 
 
-def _any_valid(mask: Mask | None, wanted: Window, window: Window) -> bool:
-    """Whether a tile is worth running: False where all the pixels wanted of it are nodata."""
-    return mask is None or bool(mask[wanted.clip(window).slices(window.origin)].any())
+def _any_valid(inference: Inference, mask: Mask | None, wanted: Window, window: Window) -> bool:
+    """Whether a tile is worth running: False where all the pixels wanted of it will be nodata."""
+    if mask is None:
+        return True
+    kept = inference.trusted(mask, window.origin)
+    return bool(kept[wanted.clip(window).slices(window.origin)].any())
 
 
 def _padded(pixels: Pixels, window: Window) -> tuple[Array, Mask | None]:

@@ -21,7 +21,12 @@ _measured: dict[tuple[Any, ...], Any] = {}
 
 def field_of(model: Model, bands: int) -> ReceptiveField:
     """The receptive field of a model that takes so many bands."""
-    return remembered("field", model, bands, lambda: measure_field(model.network("cpu"), bands))
+
+    def measure() -> ReceptiveField:
+        # A file may name its only size; it would have to be found by trying.
+        return measure_field(model.network("cpu"), bands, size=model.tile)
+
+    return remembered("field", model, bands, measure)
 
 
 def remembered(what: str, model: Model, bands: int, measure: Callable[[], T]) -> T:
@@ -39,4 +44,4 @@ def is_remembered(what: str, model: Model, bands: int) -> bool:
 
 
 def _key(what: str, model: Model, bands: int) -> tuple[Any, ...]:
-    return what, model.digest, model.tta, model.layout, bands
+    return what, model.digest, model.tta, model.layout, model.head, model.tile, bands

@@ -49,8 +49,8 @@ from .planner import Plan, check_output
 from .planner import plan as make_plan
 from .raster import layout_warning
 from .report import Report, check_html
-from .station import ChunkError, GroupResult, StationPlugin, run_chunks, stop_station
-from .trace import TraceWriter
+from .station import ChunkError, GroupResult, StationPlugin, open_stations, run_chunks, stop_station
+from .trace import tracing
 
 __all__ = ["Job", "execute", "run"]
 
@@ -165,7 +165,7 @@ def execute(
         raise ValueError("the source has changed since it was planned: plan again")
     with (
         _terminable(),
-        _tracing(trace) as writers,
+        tracing(trace) as writers,
         _ready(client, plan) as active,
         prepare(plan) as outputs,
         _performance(active, performance_report),
@@ -173,15 +173,6 @@ def execute(
     ):
         listeners = [view, *callbacks, *writers, *feeds]
         return _Driver(plan, active, outputs, view, listeners, link, bool(writers)).drive()
-
-
-@contextlib.contextmanager
-def _tracing(path: str | os.PathLike[str] | None) -> Iterator[list[TraceWriter]]:
-    if path is None:
-        yield []
-        return
-    with TraceWriter(path) as writer:
-        yield [writer]
 
 
 @contextlib.contextmanager
@@ -293,7 +284,10 @@ class _Driver:
         todo, count = self.outputs.todo(finished)
         chunks = self.plan.tiling.chunks
         self._emit(RunStarted(self.plan, chunks, chunks - count, self.link, self.run, finished))
+        self.outputs.ledger.announce(self.run)
         with self._stations():
+            if count:
+                open_stations(self.client, self.run, list(self._workers()))
             dispatch = Dispatch(
                 self.client,
                 run_chunks,

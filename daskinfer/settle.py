@@ -28,7 +28,7 @@ from .model import Model
 from .source import Source
 from .tiling import AxisTiling, Tiling, round_up
 
-__all__ = ["Choice", "Halo", "Size", "auto_tile", "pick_bands", "settle"]
+__all__ = ["Choice", "Halo", "Size", "auto_tile", "masking_halo", "pick_bands", "settle"]
 
 Size = int | tuple[int, int] | Literal["auto"]
 Halo = Size | Literal["calibrated"]
@@ -191,7 +191,7 @@ def settle(
         dtype=source.dtype,
         raster_scale=source.scales,
         raster_offset=source.offsets,
-        batch_size=_batch(choice, tiling),
+        batch_size=_batch(choice, tiling, model.accelerator),
         channels=field.bands,
         scale=scale,
         margin=field.margin,
@@ -201,6 +201,28 @@ def settle(
         fixed=choice.reproducible,
     )
     return inference, field
+
+
+def masking_halo(inference: Inference, field: ReceptiveField) -> Inference:
+    """The inference with everything masked that nodata has an influence on.
+
+    Raises
+    ------
+    ValueError
+        If that has no end, or the halo is too small to see it.
+    """
+    if not field.exact or inference.blended:
+        reason = field.reason or "its tiles are blended"
+        raise ValueError(
+            f"mask_halo=True needs a model whose receptive field has an end and a halo: {reason}"
+        )
+    for axis, radius in zip((inference.tiling.y, inference.tiling.x), field.radius, strict=True):
+        if axis.tiles > 1 and axis.halo < radius:
+            raise ValueError(
+                f"mask_halo=True needs a halo of at least the radius, {radius} px, got "
+                f"{axis.halo}: leave halo= out"
+            )
+    return replace(inference, mask_halo=field.radius)
 
 
 def _context(
@@ -285,9 +307,7 @@ def _strips_too_many(source: Source, tiling: Tiling) -> bool:
     return source.cache_bytes(tiling.chunk_at((0, 0)).read) > cache_limit()
 
 
-def _chunk(
-    chunk: Any, axis: AxisTiling, choice: Choice, scale: Fraction, share: float
-) -> int:
+def _chunk(chunk: Any, axis: AxisTiling, choice: Choice, scale: Fraction, share: float) -> int:
     """Chunk side: whole blocks, and whole cores too where that stays affordable."""
     wanted = int(share * _CHUNK / max(scale, Fraction(1))) if chunk == "auto" else chunk
     # The smallest number of input pixels that are whole blocks of output pixels.
@@ -302,9 +322,9 @@ def _chunk(
     return max(near, round_up(axis.tile - axis.halo, unit))
 
 
-def _batch(choice: Choice, tiling: Tiling) -> int:
+def _batch(choice: Choice, tiling: Tiling, only: str | None) -> int:
     if choice.batch_size == "auto":
-        kind = best_device(choice.device).partition(":")[0]
+        kind = only or best_device(choice.device).partition(":")[0]
         pixels = _BATCH_PIXELS.get(kind, _BATCH_PIXELS["cuda"])
         fitting = max(1, min(pixels // math.prod(tiling.tile), _LARGEST_BATCH, tiling.runs))
         # Of so many batches, no larger than they have to be: 21 tiles are 2 x 11, not 20 and 1.

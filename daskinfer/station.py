@@ -17,17 +17,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import rasterio
-from distributed import WorkerPlugin, get_worker
+from distributed import Client, WorkerPlugin, get_worker
 
 from .actor import InferenceActor
+from .area import ChunkAreas, chunk_areas
 from .blockcache import reserve, shared_cache
+from .chunkerror import ChunkError, OutputError, StoppedError, causes, pickled
 from .clusters.workers import cores_of_worker, declare_gpus
 from .dashboard.gauges import expose_samples
 from .dashboard.samples import METRIC, Sample, take_sample
 from .dispatch import TASK_SECONDS
-from .draft import Work
+from .draft import Encoded, Work
+from .errors import InferenceError
 from .infer import infer_chunk, release_actor, using_actor
 from .memory import GDAL_CACHE_MB, THREADS
 from .metrics import ActorMetrics
@@ -35,7 +37,7 @@ from .model import ModelBytes
 from .objects.chunk import find_chunk
 from .objects.plan import ObjectPlan
 from .objects.table import Found
-from .outputs import work_path
+from .outputs import reaches, work_path
 from .pixels import Pixels
 from .planner import Plan
 from .readahead import MOST, ReadAhead
@@ -49,6 +51,7 @@ __all__ = [
     "ChunkResult",
     "GroupResult",
     "StationPlugin",
+    "open_stations",
     "run_chunks",
     "station_samples",
     "stop_station",
@@ -56,17 +59,24 @@ __all__ = [
 
 # Seconds after which a task begins no other chunk.
 _LONGEST = 3 * TASK_SECONDS
+# Bytes of encoded chunks after which a task that sends them begins no other.
+_MOST_SENT = 16 << 20
 
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What a finished chunk tells the client: numbers and objects, never pixels."""
+    """What a finished chunk tells the client: numbers and objects.
+
+    Pixels only where the worker does not reach the work file: `encoded` then is what goes into it.
+    """
 
     chunk: int
     tiles: int
     nonfinite: int
     seconds: float
     found: Found | None = None
+    areas: ChunkAreas | None = None
+    encoded: Encoded | None = None
 
 
 @dataclass(frozen=True)
@@ -111,76 +121,18 @@ class GroupResult:
     spans: tuple[Span, ...]
 
 
-class ChunkError(Exception):
-    """What a chunk raised, in a form that always reaches the client.
-
-    Pickling drops the causes of an exception, in which GDAL names the block that it could not read,
-    and some exceptions cannot be pickled at all.
-
-    Parameters
-    ----------
-    text : str
-        Type and message of the error and of its causes.
-    worker : str
-        Address.
-    payload : bytes or None
-        The error pickled, where it can be.
-    """
-
-    def __init__(self, text: str, worker: str, payload: bytes | None) -> None:
-        super().__init__(text, worker, payload)
-        self.text = text
-        self.worker = worker
-        self.payload = payload
-
-    def original(self) -> BaseException:
-        """The error that the chunk raised; this one where it cannot be pickled."""
-        if self.payload is None:
-            return self
-        try:
-            error = cloudpickle.loads(self.payload)
-        except Exception:
-            return self
-        return error if isinstance(error, BaseException) else self
-
-
-class OutputError(Exception):
-    """The output could not be written to."""
-
-
-class StoppedError(Exception):
-    """The run was stopped before the chunk was done."""
-
-
-def _pickled(error: BaseException) -> bytes | None:
-    """The error as it is where it can be loaded again, else without what led to it."""
-    kind: Any = type(error)
-    for make in (lambda: error, lambda: kind(*error.args)):
-        with contextlib.suppress(Exception):
-            payload = bytes(cloudpickle.dumps(make()))
-            # GDAL's own errors, as a cause, are pickled and cannot be loaded.
-            cloudpickle.loads(payload)
-            return payload
-    return None
-
-
-def _causes(error: BaseException) -> str:
-    """Type and message of an error and of what caused it."""
-    lines = []
-    cause: BaseException | None = error
-    while cause is not None:
-        lines.append(f"{type(cause).__name__}: {cause}")
-        cause = cause.__cause__
-    return " <- ".join(lines)
-
-
 class _Station:
     """State of one run in this process; shared by the workers of the process."""
 
     def __init__(
-        self, plan: Plan | ObjectPlan, shipped: ModelBytes | None, threads: int, tracing: bool
+        self,
+        run: str,
+        plan: Plan | ObjectPlan,
+        shipped: ModelBytes | None,
+        threads: int,
+        tracing: bool,
     ) -> None:
-        self.plan = plan
+        self.run, self.plan = run, plan
         self.ahead = ReadAhead(most=_readers(plan.source, threads))
         self._tracing = tracing
         self.workers = 0
@@ -260,6 +212,8 @@ class _Station:
         actor.recorder.tracing = self._tracing
         if isinstance(self.plan, ObjectPlan):
             return actor, None
+        if not reaches(self.plan, self.run):
+            return actor, None
         work = self.plan.draft.open(work_path(self.plan))
         return actor, self._resources.enter_context(work)
 
@@ -313,7 +267,9 @@ class StationPlugin(WorkerPlugin):  # type: ignore[misc]
         threads = max(1, cores // max(1, self._neighbours.get(place, 1)))
         with _stations_lock:
             if self.name not in _stations:
-                _stations[self.name] = _Station(self._plan, self._shipped, threads, self._tracing)
+                _stations[self.name] = _Station(
+                    self.name, self._plan, self._shipped, threads, self._tracing
+                )
             _stations[self.name].workers += 1
         # Looked for by Dask at each heartbeat.
         getattr(worker, "metrics", {})[METRIC] = station_samples
@@ -352,6 +308,44 @@ def _leave_interrupts_to_the_client(worker: object) -> None:
     main = threading.current_thread() is threading.main_thread()
     if main and getattr(worker, "nanny", None):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def open_stations(client: Client, run: str, workers: list[str]) -> None:
+    """Have all workers load the model and check that it runs, before any chunk is begun.
+
+    Those that join later do so before their first chunk.
+
+    Raises
+    ------
+    InferenceError
+        If it does not on one of them; names worker and device.
+    """
+    if not workers:
+        return
+    # A worker that is lost meanwhile is none to wait for.
+    answers = client.run(_open_station, run, workers=workers, on_error="return")
+    for worker, wrong in answers.items():
+        if isinstance(wrong, ChunkError):
+            raise InferenceError(
+                f"worker {worker} cannot do its part: {wrong.text}. No chunk was begun",
+                worker=worker,
+            ) from wrong.original()
+
+
+async def _open_station(run: str, dask_worker: Any) -> ChunkError | None:
+    """Make the station of a worker process ready; returns what is wrong."""
+    station = _stations.get(run)
+    if station is None:
+        return None
+
+    warm = contextlib.ExitStack()
+    try:
+        # Not on the event loop, on which the worker says that it lives.
+        await asyncio.to_thread(warm.enter_context, station.using())
+    except Exception as error:
+        return _told(error, str(dask_worker.address))
+    warm.close()
+    return None
 
 
 def stop_station(run: str, abort: bool = False) -> list[int]:
@@ -396,7 +390,8 @@ def run_chunks(run: str, numbers: tuple[int, ...]) -> GroupResult:
         start = time.perf_counter()
         for place, number in enumerate(numbers):
             late = place and time.perf_counter() - start > _LONGEST
-            if station.stopping or late:
+            full = sum(chunk.encoded.nbytes for chunk in done if chunk.encoded) > _MOST_SENT
+            if station.stopping or late or full:
                 left = numbers[place:]
                 break
             try:
@@ -422,7 +417,7 @@ def run_chunks(run: str, numbers: tuple[int, ...]) -> GroupResult:
 
 
 def _told(error: Exception, address: str) -> ChunkError:
-    return ChunkError(_causes(error), address, _pickled(error))
+    return ChunkError(causes(error), address, pickled(error))
 
 
 def _run_chunk(
@@ -436,19 +431,23 @@ def _run_chunk(
         least = plan.search.min_score
         result = find_chunk(plan.inference, index, read, actor, station.ahead, least)
         seconds = time.perf_counter() - start
-        return ChunkResult(number, result.tiles, result.dropped, seconds, result.found)
-    assert work is not None
+        return ChunkResult(number, result.tiles, result.dropped, seconds, found=result.found)
     stitched = infer_chunk(plan.inference, index, read, actor, station.ahead)
     row, col = plan.inference.window(index).origin
     with actor.recorder.span("encode", chunk=number):
         encoded = plan.draft.encode(stitched.data, row, col)
-    with actor.recorder.span("append", chunk=number):
-        try:
-            work.append(encoded)
-        except OSError as error:
-            raise OutputError("the output cannot be written") from error
+    if work is not None:
+        with actor.recorder.span("append", chunk=number):
+            try:
+                work.append(encoded)
+            except OSError as error:
+                raise OutputError("the output cannot be written") from error
+    sent = encoded if work is None else None
+    areas = chunk_areas(plan, stitched.data, (row, col))
     seconds = time.perf_counter() - start
-    return ChunkResult(number, stitched.tiles, stitched.nonfinite, seconds)
+    return ChunkResult(
+        number, stitched.tiles, stitched.nonfinite, seconds, encoded=sent, areas=areas
+    )
 
 
 def _share_cores(threads: int) -> None:

@@ -6,15 +6,17 @@ in microseconds, one process per worker process and one lane per thread.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 from .monitor import ChunkDone, Event
 from .spans import Span
 
-__all__ = ["TraceWriter"]
+__all__ = ["TraceWriter", "tracing"]
 
 
 class TraceWriter:
@@ -102,3 +104,13 @@ class TraceWriter:
         separator = ",\n" if self._written else "\n"
         self._file.write(separator + json.dumps(event))
         self._written += 1
+
+
+@contextlib.contextmanager
+def tracing(path: str | os.PathLike[str] | None) -> Iterator[list[TraceWriter]]:
+    """The callbacks that write a timeline: one, or none where no path is given."""
+    if path is None:
+        yield []
+        return
+    with TraceWriter(path) as writer:
+        yield [writer]

@@ -66,3 +66,52 @@ def in_new_process(code, *arguments):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def onnx_file(path, net, *, bands=2, shape=("n", "y", "x"), layout="nchw"):
+    """Write a Sequential of convolutions, ReLUs, pools and upsamplings as ONNX.
+
+    `shape` is batch, height and width, numbers where they are fixed.
+    """
+    from onnx import TensorProto, checker, helper, numpy_helper, save
+
+    nodes, weights, last = [], [], "input"
+
+    def add(kind, *inputs, **attributes):
+        nonlocal last
+        nodes.append(helper.make_node(kind, [last, *inputs], [f"t{len(nodes)}"], **attributes))
+        last = nodes[-1].output[0]
+
+    def stored(array):
+        weights.append(numpy_helper.from_array(np.asarray(array), f"w{len(weights)}"))
+        return weights[-1].name
+
+    if layout == "nhwc":
+        add("Transpose", perm=[0, 3, 1, 2])
+    for layer in net:
+        match layer:
+            case torch.nn.Conv2d():
+                pads = [*layer.padding, *layer.padding]
+                tensors = (stored(t.detach().numpy()) for t in (layer.weight, layer.bias))
+                add("Conv", *tensors, pads=pads, strides=list(layer.stride))
+            case torch.nn.ReLU():
+                add("Relu")
+            case torch.nn.MaxPool2d(kernel_size=side):
+                add("MaxPool", kernel_shape=[side, side], strides=[side, side])
+            case torch.nn.Upsample(scale_factor=factor):
+                scales = stored(np.array([1, 1, factor, factor], np.float32))
+                add("Resize", "", scales, mode="nearest", nearest_mode="floor",
+                    coordinate_transformation_mode="asymmetric")  # fmt: skip
+    if layout == "nhwc":
+        add("Transpose", perm=[0, 2, 3, 1])
+    n, y, x = shape
+    sizes = (n, bands, y, x) if layout == "nchw" else (n, y, x, bands)
+    graph = helper.make_graph(
+        nodes, "net",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, sizes)],
+        [helper.make_tensor_value_info(last, TensorProto.FLOAT, [None] * 4)], weights,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    checker.check_model(model)
+    save(model, str(path))
+    return str(path)
