@@ -20,7 +20,7 @@ from .physical import Physical
 from .protocol import Source, whole_window
 from .warped import Warped, resampling_name
 
-__all__ = ["TargetGrid", "bands_of", "mosaic_of", "target_grid"]
+__all__ = ["TargetGrid", "bands_of", "items_of_bands", "mosaic_of", "target_grid"]
 
 Named = tuple[str, Any]
 
@@ -84,7 +84,7 @@ def _resolution(resolution: Any) -> tuple[float, float] | None:
     return float(pair[0]), float(pair[1])
 
 
-def mosaic_of(named: Sequence[Named], wanted: TargetGrid) -> Source:
+def mosaic_of(named: Sequence[Named], wanted: TargetGrid, what: str = "files") -> Source:
     """Sources side by side, later ones over earlier ones.
 
     Parameters
@@ -92,6 +92,8 @@ def mosaic_of(named: Sequence[Named], wanted: TargetGrid) -> Source:
     named : sequence of (str, Source)
         With what to call each in errors.
     wanted : TargetGrid
+    what : str
+        What they are, for the plan.
 
     Raises
     ------
@@ -112,7 +114,7 @@ def mosaic_of(named: Sequence[Named], wanted: TargetGrid) -> Source:
         Part(source, (row - top, col - left))
         for (_, source), (row, col) in zip(named, offsets, strict=True)
     ]
-    return Mosaic.of(grid, parts, (("mosaic", f"{len(parts)} files, later ones on top"),))
+    return Mosaic.of(grid, parts, (("mosaic", f"{len(parts)} {what}, later ones on top"),))
 
 
 def bands_of(named: Sequence[Named], wanted: TargetGrid) -> Source:
@@ -150,6 +152,53 @@ def bands_of(named: Sequence[Named], wanted: TargetGrid) -> Source:
         which = ", ".join(warped)
         notes.append(("warped", f"{which} to {_size_text(grid)}: {wanted.resampling}"))
     return BandStack(tuple(stacked), names, tuple(notes))
+
+
+def items_of_bands(items: Sequence[tuple[str, Sequence[Named]]], wanted: TargetGrid) -> Source:
+    """Items side by side, each with its bands in files of their own.
+
+    A pixel has all of its bands from one item.  Every band is resampled once, onto the grid that
+    is asked for, or onto the finest of its item.
+
+    Parameters
+    ----------
+    items : sequence of (str, sequence of (str, Source))
+        The name of each item, and its bands by name.
+    wanted : TargetGrid
+    """
+    if not wanted.given:
+        stacks = [(name, bands_of(bands, wanted)) for name, bands in items]
+        return mosaic_of(stacks, wanted, "items")
+    every = [(f"{band} of {name}", source) for name, bands in items for band, source in bands]
+    grid = target_grid(every, wanted)
+    fixed = TargetGrid(like=grid, resampling=wanted.resampling)
+    parts, stacks = [], []
+    for name, bands in items:
+        areas = [_area_on(_warpable(source.grid, name), grid) for _, source in bands]
+        found = [area for area in areas if area is not None]
+        if found:
+            stacks.append((name, bands_of(bands, fixed)))
+            parts.append(_around(found))
+    if not stacks:
+        raise ValueError("none of the items lies on the target grid: check like= or crs=")
+    cropped = [
+        Part(stack.crop(area), area.origin)
+        for (_, stack), area in zip(_agreeing(stacks), parts, strict=True)
+    ]
+    notes = (
+        ("mosaic", f"{len(items)} items, later ones on top"),
+        ("warped", f"every band to {_size_text(grid)}: {wanted.resampling}"),
+    )
+    return Mosaic.of(grid, cropped, notes)
+
+
+def _around(areas: Sequence[Window]) -> Window:
+    """The smallest window that holds windows."""
+    rows, cols = (
+        Span(min(span.start for span in spans), max(span.stop for span in spans))
+        for spans in zip(*areas, strict=True)
+    )
+    return Window(rows, cols)
 
 
 def target_grid(named: Sequence[Named], wanted: TargetGrid) -> Grid:
@@ -290,13 +339,7 @@ def _group_part(group: list[tuple[Source, Window]], grid: Grid, resampling: str)
     if len(group) > 1:
         named = [(source.identity, source) for source, _ in group]
         first = mosaic_of(named, TargetGrid())
-    rows, cols = zip(*(area for _, area in group), strict=True)
-    area = Window(
-        *(
-            Span(min(span.start for span in spans), max(span.stop for span in spans))
-            for spans in (rows, cols)
-        )
-    )
+    area = _around([area for _, area in group])
     return Part(Warped.onto(first, grid, resampling).crop(area), area.origin)
 
 

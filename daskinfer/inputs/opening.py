@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
 from ..handles import Sign
 from ..raster import Raster, describe
 from ..selection import Bands, find_bands
-from .gather import Named, TargetGrid, bands_of, mosaic_of
+from .gather import Named, TargetGrid, bands_of, items_of_bands, mosaic_of
 from .protocol import Source
+from .stac import Item, StacBand, is_stac, items_of, stac_bands
 
 __all__ = ["Reading", "assembled"]
+
+Numbers = float | Mapping[str, float] | None
 
 # Of a remote file opening is waiting; more would be a burst on the server.
 _OPENING = 8
@@ -37,6 +41,8 @@ class Reading:
         A list is a mosaic, or one file per band.
     target : TargetGrid
         The grid that is asked for.
+    scale, offset : float, mapping of str to float, or None
+        Replace those of every file, or of bands by name.
     """
 
     nodata: float | None = None
@@ -44,31 +50,59 @@ class Reading:
     sign: Sign | None = None
     stack: Literal["bands"] | None = None
     target: TargetGrid = field(default_factory=TargetGrid)
+    scale: Numbers = None
+    offset: Numbers = None
 
     def __post_init__(self) -> None:
         if self.stack not in (None, "bands"):
             raise ValueError(f"stack must be None (a mosaic) or 'bands', got {self.stack!r}")
+        _check_numbers("scale", self.scale)
+        _check_numbers("offset", self.offset)
 
-    def file(self, path: Any, bands: Bands = None) -> Raster:
-        """One file."""
-        return describe(path, bands=bands, nodata=self.nodata, mask=self.mask, sign=self.sign)
+    def file(self, path: Any, bands: Bands = None, name: str | None = None) -> Raster:
+        """One file; `name` is what its only band is called, where that is not what it says."""
+        raster = describe(path, bands=bands, nodata=self.nodata, mask=self.mask, sign=self.sign)
+        return self._scaled(raster, raster.band_names if name is None else (name,))
 
-    def files(self, paths: Sequence[Any], bands: Bands = None) -> list[Named]:
+    def asset(self, band: StacBand) -> Raster:
+        """The file of a band of a STAC item, which says more of it than the file."""
+        nodata = band.nodata if self.nodata is None else self.nodata
+        raster = describe(
+            band.href, bands=[band.index], nodata=nodata, mask=self.mask, sign=self.sign
+        )
+        if band.scale is not None or band.offset is not None:
+            raster = replace(raster, scales=(band.scale or 1.0,), offsets=(band.offset or 0.0,))
+        return self._scaled(replace(raster, band_names=(band.name,)), (band.name,))
+
+    def _scaled(self, raster: Raster, names: tuple[str, ...]) -> Raster:
+        if self.scale is None and self.offset is None:
+            return raster
+        if len(names) != len(raster.band_names):
+            names = raster.band_names
+        return replace(
+            raster,
+            scales=_numbers(self.scale, names, raster.scales),
+            offsets=_numbers(self.offset, names, raster.offsets),
+        )
+
+    def files(
+        self, paths: Sequence[Any], bands: Bands = None, name: str | None = None
+    ) -> list[Named]:
         """Many files, several opened at a time."""
         for path in paths:
             if not isinstance(path, (str, os.PathLike)):
                 raise TypeError(f"a list of sources is one of paths, got {type(path).__name__}")
         with ThreadPoolExecutor(min(_OPENING, len(paths))) as pool:
-            rasters = list(pool.map(lambda path: self.file(path, bands), paths))
+            rasters = list(pool.map(lambda path: self.file(path, bands, name), paths))
         return [(os.fspath(path), raster) for path, raster in zip(paths, rasters, strict=True)]
 
 
 def assembled(source: Any, reading: Reading, bands: Bands = None) -> Source:
-    """The source of windows for a path, a list of paths, or paths by band.
+    """The source of windows for a path, a list of paths, paths by band, or STAC items.
 
     Parameters
     ----------
-    source : path, sequence of path, or mapping of str to path or sequence of path
+    source : path, sequence of path, mapping of str to path or sequence of path, or STAC items
     reading : Reading
     bands : sequence of str or int, optional
         Names or numbers from 1, in the order wanted.
@@ -78,6 +112,22 @@ def assembled(source: Any, reading: Reading, bands: Bands = None) -> Source:
     FileNotFoundError, TypeError, ValueError
         As of `daskinfer.open_raster`.
     """
+    made = _made(source, reading, bands)
+    for what, numbers in (("scale", reading.scale), ("offset", reading.offset)):
+        # Of bands that were not chosen numbers may be there too.
+        unknown = (
+            bands is None and isinstance(numbers, Mapping) and set(numbers) - set(made.band_names)
+        )
+        if unknown:
+            raise ValueError(
+                f"{what} has numbers for {sorted(unknown)}, the bands are {list(made.band_names)}"
+            )
+    return made
+
+
+def _made(source: Any, reading: Reading, bands: Bands) -> Source:
+    if is_stac(source):
+        return _of_items(items_of(source), reading, bands)
     if isinstance(source, Mapping):
         return _by_band(source, reading, bands)
     if isinstance(source, (str, os.PathLike)):
@@ -97,6 +147,25 @@ def assembled(source: Any, reading: Reading, bands: Bands = None) -> Source:
     return mosaic_of(reading.files(source, bands), reading.target)
 
 
+def _of_items(items: Sequence[Item], reading: Reading, bands: Bands) -> Source:
+    """STAC items side by side, later ones on top."""
+    wanted = [stac_bands(item, bands) for item in items]
+    names = [[band.name for band in own] for own in wanted]
+    for item, own in zip(items, names, strict=True):
+        if own != names[0]:
+            raise ValueError(
+                f"{item.name} has bands {own}, {items[0].name} has {names[0]}: choose with bands=[]"
+            )
+    every = [band for own in wanted for band in own]
+    with ThreadPoolExecutor(min(_OPENING, len(every))) as pool:
+        opened = iter(list(pool.map(reading.asset, every)))
+    stacks = [
+        (item.name, [(band.name, next(opened)) for band in own])
+        for item, own in zip(items, wanted, strict=True)
+    ]
+    return items_of_bands(stacks, reading.target)
+
+
 def _by_band(source: Mapping[Any, Any], reading: Reading, bands: Bands) -> Source:
     """A file, or the files of a mosaic, per band."""
     if not source:
@@ -107,7 +176,7 @@ def _by_band(source: Mapping[Any, Any], reading: Reading, bands: Bands) -> Sourc
     named = []
     for i, value in zip(wanted, chosen, strict=True):
         paths = list(value) if isinstance(value, (list, tuple)) else [value]
-        files = reading.files(paths)
+        files = reading.files(paths, name=names[i])
         # Those of one band on one grid first; the grid of all comes after.
         several = TargetGrid() if len(paths) > 1 and not reading.target.given else reading.target
         part = files[0][1] if len(paths) == 1 else mosaic_of(files, several)
@@ -153,6 +222,23 @@ def _told_apart(stems: Sequence[str]) -> list[str]:
             if len(set(column)) == len(stems):
                 return list(column)
     return list(stems)
+
+
+def _check_numbers(what: str, value: Any) -> None:
+    each = value.values() if isinstance(value, Mapping) else [value]
+    for number in each:
+        fine = number is None or (isinstance(number, (int, float)) and math.isfinite(number))
+        if not fine or (what == "scale" and number == 0):
+            raise ValueError(f"{what} must be a number, or numbers by band, got {value!r}")
+
+
+def _numbers(value: Numbers, names: Sequence[str], own: Sequence[float]) -> tuple[float, ...]:
+    """What is asked for of each band, else its own."""
+    if value is None:
+        return tuple(own)
+    if not isinstance(value, Mapping):
+        return (float(value),) * len(own)
+    return tuple(float(value.get(name, had)) for name, had in zip(names, own, strict=True))
 
 
 def _picked(bands: Sequence[str | int], names: Sequence[str]) -> list[int]:
