@@ -194,17 +194,22 @@ def open_raster(
     crs: Any = None,
     resolution: float | tuple[float, float] | None = None,
     resampling: Any = "nearest",
+    scale: Any = None,
+    offset: Any = None,
 ) -> xr.DataArray:
     """Open a raster lazily.
 
     Parameters
     ----------
-    source : path, URL, list of paths, mapping or DataArray
+    source : path, URL, list of paths, mapping, STAC items or DataArray
         Anything GDAL opens; a DataArray passes through, with `bands` applied.  A list is a mosaic
         on one grid: later files lie over earlier ones where they are valid (as with
         ``gdalbuildvrt``), what none covers is nodata.  A mapping gives a file, or a list of files,
         for each band: ``{"B02": "b02.jp2", "B11": "b11.jp2"}``; bands of several resolutions come
-        onto the finest grid.
+        onto the finest grid.  STAC items come as pystac objects, as mappings, or as the path or
+        URL of an item or a FeatureCollection (``.json``); `bands` are then keys of assets, names or
+        common names, and each item has its own scale, offset and nodata.  Of Sentinel-2 numbers
+        the shift of processing baseline 04.00 is taken off where that was not done already.
     bands : sequence of str or int, optional
         Names (band descriptions) or numbers from 1, in the order wanted.
     chunks : int, tuple of int or "auto"
@@ -237,6 +242,8 @@ def open_raster(
     resampling : str, default "nearest"
         How files come onto a grid that is not theirs: nearest, bilinear, cubic, cubic_spline,
         lanczos, average, mode, max, min, med, q1, q3 or rms.  Nodata is left out of kernels.
+    scale, offset : float or mapping of str to float, optional
+        Physical values are ``number * scale + offset``: replace what files and items say.
 
     Returns
     -------
@@ -267,14 +274,14 @@ def open_raster(
     """
     target = TargetGrid.of(like, crs, resolution, resampling)
     if isinstance(source, xr.DataArray):
-        if target.given or stack is not None:
+        if target.given or any(option is not None for option in (stack, scale, offset)):
             raise ValueError(
-                "an array is on its grid already: resample it with xarray or rioxarray, or pass "
-                "the path to open_raster"
+                "an array is on its grid and scaled already: change it with xarray or rioxarray, "
+                "or pass the path to open_raster"
             )
         source = _part(source, window, bounds, bounds_crs)
         return _opened(source, bands, chunks, nodata, mask)
-    reading = Reading(nodata, mask, sign, stack, target)
+    reading = Reading(nodata, mask, sign, stack, target, scale, offset)
     opened = _cropped(assembled(source, reading, bands), window, bounds, bounds_crs)
     return lazy_array(opened, chunks, mask)
 

@@ -285,7 +285,7 @@ def test_grids_that_cannot_be_are_refused(tmp_path):
     far = write_raster(tmp_path / "far.tif", noise(1, 5, 5), transform=Affine(10, 0, 0, 0, -10, 0))
     with pytest.raises(ValueError, match="none of the sources lies on the target grid"):
         di.open_raster(path, like=far)
-    with pytest.raises(ValueError, match="on its grid already"):
+    with pytest.raises(ValueError, match="on its grid and scaled already"):
         di.open_raster(di.open_raster(path), resolution=20)
 
 
