@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["Failure", "Ledger", "differences", "read_ledger"]
+__all__ = ["Failure", "Ledger", "announced", "differences", "read_ledger"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,10 @@ class Ledger:
         _refuse_other(earlier, settings, self.path)
         self._file.write("\n")  # ends a torn line, if there is one
 
+    def announce(self, run: str) -> None:
+        """Record the name of a run, by which others know that this is the file they look for."""
+        self._write({"run": run})
+
     def failed(self, failure: Failure) -> None:
         """Record a chunk that failed for good."""
         self._write({"failed": asdict(failure)})
@@ -140,6 +144,14 @@ def read_ledger(path: str | Path) -> tuple[dict[str, Any] | None, tuple[Failure,
             failures[failure.chunk] = failure
         failures.pop(record.get("mended", -1), None)
     return settings, tuple(failures.values())
+
+
+def announced(path: str | Path, run: str) -> bool:
+    """Tell whether a ledger is there, and is the one of a run."""
+    try:
+        return any(record.get("run") == run for record in _records(Path(path)))
+    except FileNotFoundError:
+        return False
 
 
 def differences(earlier: Any, now: Any, name: str = "") -> list[str]:

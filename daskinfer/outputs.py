@@ -5,26 +5,45 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .area import AreaTally, ClassArea, area_tally, total_areas
 from .draft import Work
-from .ledger import Failure, Ledger
+from .errors import InferenceError, warn_user
+from .filelock import FileLock
+from .ledger import Failure, Ledger, announced
 from .objects.plan import ObjectPlan
 from .objectstore import is_object, local_path, upload
 from .planner import Plan
 from .report import Report
 
-__all__ = ["Outputs", "work_path"]
+__all__ = ["Outputs", "reaches", "work_path"]
 
 
 def work_path(plan: Plan | ObjectPlan) -> str:
     """The file that holds the output while it grows."""
     return f"{_local(plan)}.partial"
+
+
+def reaches(plan: Plan, run: str) -> bool:
+    """Tell whether this process can append to the work file of a run.
+
+    A file of that name may be another's, on another host; the ledger beside it says whose it is.
+    And locks may not work where it lies.
+    """
+    path = work_path(plan)
+    if not announced(f"{path}.jsonl", run):
+        return False
+    try:
+        with FileLock(path).short():
+            return True
+    except OSError:
+        return False
 
 
 def _local(plan: Plan | ObjectPlan) -> str:
@@ -53,6 +72,9 @@ class Outputs:
     work: Work
     ledger: Ledger
     broken: set[int]
+    tally: AreaTally | None = None
+    areas: tuple[ClassArea, ...] = ()
+    shipped: int = 0
 
     @classmethod
     @contextlib.contextmanager
@@ -69,14 +91,16 @@ class Outputs:
         with Ledger(f"{path}.jsonl") as ledger:
             if plan.overwrite or not os.path.exists(path):
                 plan.draft.discard(path)
+                Path(f"{path}.areas").unlink(missing_ok=True)
                 ledger.begin(plan.settings())
                 with plan.draft.create(path) as work:
                     for number in plan.outside():
                         _leave_nodata(plan, work, number)
             else:
                 ledger.go_on(plan.settings(), path)
-            with plan.draft.open(path) as work:
-                yield cls(plan, work, ledger, {failure.chunk for failure in ledger.failures()})
+            broken = {failure.chunk for failure in ledger.failures()}
+            with plan.draft.open(path) as work, area_tally(plan, path) as tally:
+                yield cls(plan, work, ledger, broken, tally)
 
     def todo(self, finished: NDArray[np.bool_] | None = None) -> tuple[Iterator[int], int]:
         """Chunks that are not in the work file, or are there as the nodata of a failure.
@@ -102,11 +126,37 @@ class Outputs:
         _leave_nodata(self.plan, self.work, failure.chunk)
 
     def take(self, result: Any) -> None:
-        """Note what a chunk told beside its pixels, which are in the work file."""
+        """Append the pixels of a chunk whose worker could not and sent them; note its areas.
+
+        Raises
+        ------
+        InferenceError
+            If the disk is full or fails.
+        """
+        if result.encoded is not None:
+            self._append(result.encoded)
+        if result.areas is not None and self.tally is not None:
+            self.tally.put(result.chunk, result.areas)
+
+    def _append(self, encoded: Any) -> None:
+        if not self.shipped:
+            folder = os.path.dirname(os.path.abspath(self.work.path))
+            warn_user(
+                f"workers do not share the folder {folder} with this process: they send it what "
+                "they have encoded, and it writes the file"
+            )
+        self.shipped += 1
+        try:
+            self.work.append(encoded)
+        except OSError as error:
+            raise InferenceError(
+                f"the output cannot be written: {error}. The rest is kept in {self.work.path}: run "
+                "the same call again to go on"
+            ) from error
 
     def told(self, report: Report) -> Report:
         """The report, with what the chunks told."""
-        return report
+        return replace(report, areas=self.areas)
 
     def mended(self, number: int) -> None:
         """Note that a chunk is done, if it had failed in an earlier run."""
@@ -117,6 +167,7 @@ class Outputs:
     def finish(self, failures: Sequence[Failure]) -> int:
         """Turn the work file into the output; returns its bytes."""
         local = _local(self.plan)
+        self.areas = total_areas(self.plan, self.tally, failures, work_path(self.plan))
         with self._kept() if is_object(self.plan.output) else contextlib.nullcontext():
             corners = [self._corner(failure) for failure in failures]
             size = self.work.finish(local, self.plan.layout, failed=corners)
@@ -132,6 +183,8 @@ class Outputs:
         else:
             lacking.unlink(missing_ok=True)
             self.ledger.remove()
+        if self.tally is not None:
+            self.tally.remove()
         return size
 
     def _corner(self, failure: Failure) -> tuple[int, int]:
