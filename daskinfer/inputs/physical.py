@@ -36,6 +36,11 @@ class Physical(Composite):
         return (self.source,)
 
     @property
+    def physical(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
     def grid(self) -> Grid:  # type: ignore[override]
         """Of the source."""
         grid: Grid = self.source.grid

@@ -122,6 +122,11 @@ class Composite:
         return True
 
     @property
+    def physical(self) -> bool:
+        """Whether scale and offset of its files are applied already."""
+        return any(getattr(source, "physical", False) for source in self.sources)
+
+    @property
     def striped(self) -> bool:
         """Whether any of its files is stored in strips."""
         return any(source.striped for source in self.sources)
