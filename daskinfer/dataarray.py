@@ -76,6 +76,8 @@ def lazy_array(raster: Any, chunks: ChunkSides, mask: bool) -> xr.DataArray:
     known = {value for value in raster.nodata if value is not None}
     if len(known) == 1:
         attrs["_FillValue"] = known.pop()
+    if getattr(raster, "physical", False):
+        attrs["physical"] = "scale and offset of the files are applied"
     title = Path(getattr(raster, "path", "scene")).stem or None
     array = xr.DataArray(data, coords, ("band", "y", "x"), title, attrs)
     _lately_opened[name] = raster, array.copy()

@@ -128,7 +128,31 @@ def pick_bands(source: Source, model: Model) -> Source:
             f"the model takes {need} bands, the source has {have} ({', '.join(source.band_names)}"
             "): name the ones to use with load_model(..., bands=[...])"
         )
+    _check_scaling(source, model)
     return source
+
+
+def _check_scaling(source: Source, model: Model) -> None:
+    """The model's own scale takes the place of the raster's, which not every raster has a use for.
+
+    Raises
+    ------
+    ValueError
+        Where it would be applied on top of it.
+    """
+    if model.scale is None or set(model.scale) == {1.0}:
+        return
+    if getattr(source, "physical", False):
+        raise ValueError(
+            "the raster comes in physical values, as its files are scaled differently; the model's "
+            f"scale {model.scale} would come on top: leave scale= and offset= out of load_model"
+        )
+    if any(source.offsets) and model.offset is None:
+        warn_user(
+            f"the model's scale {model.scale} replaces the raster's scale {source.scales} and "
+            f"offset {source.offsets}, so that no offset is applied: leave scale= out of "
+            "load_model, or pass offset= too"
+        )
 
 
 def settle(

@@ -172,6 +172,11 @@ class ArraySource:
         """None."""
         return ()
 
+    @property
+    def physical(self) -> bool:
+        """Whether scale and offset of its files are applied already."""
+        return "physical" in self._array.attrs
+
     def nbytes(self, window: Window) -> int:
         """Bytes of a window's pixels."""
         height, width = window.shape
