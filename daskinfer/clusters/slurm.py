@@ -108,7 +108,7 @@ def jobqueue_options(
     drain : float, optional
         Seconds before that.
     """
-    options = {"processes": 1, "job_name": "daskinfer-worker"} | options
+    options = {**{"processes": 1, "job_name": "daskinfer-worker"}, **options}
     cores = int(options.get("cores") or 1) // int(options["processes"])
     settings = WorkerSettings(cores=max(1, cores), gpu=gpu)
     line = settings.command_line()

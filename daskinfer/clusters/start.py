@@ -21,7 +21,8 @@ __all__ = ["KINDS", "cluster"]
 KINDS = ("local", "processes", "cuda", "slurm")
 
 _DASHBOARD_PORT = 8787
-_HOST_AND_PORT = re.compile(r"[\w.-]+:\d+")
+# Not "cuda:0", which means something else.
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d{2,5}")
 _OF_CLIENT = ("set_as_default", "name", "timeout", "heartbeat_interval")
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "cuda_count",
     "declare_gpus",
     "neighbours",
+    "prepare",
     "prepare_workers",
 ]
 
@@ -87,19 +88,38 @@ class WorkerSettings:
         return [f"export {name}={value}" for name, value in self.environment.items()]
 
 
-class _Prepared(WorkerPlugin):  # type: ignore[misc]
-    name: ClassVar[str] = "daskinfer-worker"
-    idempotent: ClassVar[bool] = True
-
-    async def setup(self, worker: Any) -> None:
-        for name, value in _ANY_PROCESS.items():
-            os.environ.setdefault(name, value)
-        await declare_gpus(worker)
-
-
 def prepare_workers(client: Client) -> None:
     """Have all workers of a cluster fit for inference, those too that join later."""
-    client.register_plugin(_Prepared())
+    client.register_plugin(_plugin())
+
+
+def _plugin() -> WorkerPlugin:
+    """A plugin that goes to workers as bytecode.
+
+    It stays on the scheduler, which may be shared: a worker without daskinfer could not join any
+    more if it had to import this module for it.
+    """
+
+    class Prepared(WorkerPlugin):  # type: ignore[misc]
+        name: ClassVar[str] = "daskinfer-worker"
+        idempotent: ClassVar[bool] = True
+
+        async def setup(self, worker: Any) -> None:
+            try:
+                from daskinfer.clusters.workers import prepare
+            except ImportError:
+                return
+            await prepare(worker)
+
+    return Prepared()
+
+
+async def prepare(worker: Any) -> None:
+    """What `prepare_workers` has each worker do."""
+    if not str(worker.address).startswith("inproc://"):  # in a process of the user's own
+        for name, value in _ANY_PROCESS.items():
+            os.environ.setdefault(name, value)
+    await declare_gpus(worker)
 
 
 async def declare_gpus(worker: Any) -> None:
