@@ -97,7 +97,7 @@ def run(
         chrome://tracing open.
     dashboard : bool, default True
         Show the run on a page of its own on Dask's dashboard.  A scheduler whose environment lacks
-        daskinfer or bokeh is warned of once, and the run goes on.
+        bokeh is warned of once, and the run goes on.
     performance_report : path, optional
         Also write Dask's own report of the tasks, workers and scheduler, an HTML file.
     **options

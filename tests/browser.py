@@ -56,6 +56,8 @@ class Page:
         return self._evaluate("document.title")
 
     def screenshot(self, path):
+        # What has changed is drawn by the frame after next.
+        self._evaluate("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
         answer = self._call("Page.captureScreenshot", format="png")
         with open(path, "wb") as file:
             file.write(base64.b64decode(answer["data"]))
@@ -86,6 +88,8 @@ class Page:
                     return answer.get("result") or answer["error"]
         finally:
             socket.close()
+            while await socket.read_message() is not None:
+                pass
 
 
 @contextmanager

@@ -114,8 +114,8 @@ class Feed:
 def feeding(client: Client, view: RunView, wanted: bool) -> Iterator[tuple[list[Feed], str]]:
     """Put the page on the client's scheduler and feed it.
 
-    A scheduler that cannot have it, for it lacks bokeh or daskinfer, is no reason not to run: one
-    warning says what is missing.
+    A scheduler that cannot have it, for it lacks bokeh, is no reason not to run: one warning says
+    what is missing.
 
     Yields
     ------
@@ -135,7 +135,7 @@ def feeding(client: Client, view: RunView, wanted: bool) -> Iterator[tuple[list[
     except Exception as error:
         warn_user(
             f"no page of this run on Dask's dashboard ({type(error).__name__}: {error}): the "
-            "scheduler's environment needs daskinfer and bokeh; pass dashboard=False to go without"
+            "scheduler's environment needs bokeh; pass dashboard=False to go without"
         )
         yield [], link
         return
