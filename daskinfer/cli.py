@@ -117,23 +117,48 @@ def _submit(arguments: argparse.Namespace) -> int:
 
 def _halo(arguments: argparse.Namespace) -> int:
     from .demo import demo_model_path, demo_path
+    from .formats import is_model_name
     from .halo import receptive_field
     from .model import load_model
     from .planner import field_text
     from .seam import halo_table
 
-    model = load_model(arguments.model or demo_model_path())
+    source, name = arguments.source, arguments.model
+    if source is not None and name is None and is_model_name(source):
+        source, name = None, source
+    model = load_model(name or demo_model_path(), trust=arguments.trust)
     print("measuring ...", file=sys.stderr, flush=True)
-    field = receptive_field(model)
-    print(f"receptive field {field_text(field)}\n")
+    field = receptive_field(model, bands=arguments.in_bands)
+    print(f"receptive field {field_text(field)}")
+    if name is not None and source is None:
+        # The bundled scene is no input of another model.
+        print("halo", sides_text(field.halo) if field.exact else "none, tiles are blended")
+        return 0
+    print()
     print("| halo, px | largest difference | mean difference | classes changed | more computed |")
     print("| ---: | ---: | ---: | ---: | ---: |")
-    for row in halo_table(arguments.source or demo_path(), model, tile=arguments.tile):
+    for row in halo_table(source or demo_path(), model, tile=arguments.tile):
         print(
             f"| {sides_text(row.halo)} | {row.maximum:.1e} | {row.mean:.1e} | {row.changed:.3%} "
             f"| {row.overhead:.0%} |"
         )
     return 0
+
+
+def _model_info(arguments: argparse.Namespace) -> int:
+    from .modelinfo import model_json, model_table
+
+    model = _model(arguments)
+    print(model_json(model) if arguments.json else model_table(model))
+    return 0
+
+
+def _model(arguments: argparse.Namespace) -> Any:
+    from .model import load_model
+
+    spec = {name: getattr(arguments, name) for name in _MODEL_OPTIONS}
+    given = {name: value for name, value in spec.items() if value is not None}
+    return load_model(arguments.model, weights=arguments.weights, **given)
 
 
 def _info(arguments: argparse.Namespace) -> int:
@@ -144,12 +169,9 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def _made_plan(arguments: argparse.Namespace) -> Any:
-    from .model import load_model
     from .planner import plan
 
-    spec = {name: getattr(arguments, name) for name in _MODEL_OPTIONS}
-    given = {name: value for name, value in spec.items() if value is not None}
-    model = load_model(arguments.model, weights=arguments.weights, **given)
+    model = _model(arguments)
     options = {name: getattr(arguments, name) for name in _PLAN_OPTIONS}
     print("measuring the receptive field ...", file=sys.stderr, flush=True)
     return plan(_source(arguments), model, arguments.destination, **options)
@@ -169,13 +191,13 @@ def _source(arguments: argparse.Namespace) -> Any:
 
 _MODEL_OPTIONS = (
     "bands", "scale", "offset", "mean", "std", "fill", "output", "activation", "threshold",
-    "class_names", "class_colors",
+    "class_names", "class_colors", "clip_min", "clip_max", "axes", "accelerator", "trust",
 )  # fmt: skip
 _SOURCE_OPTIONS = ("stack", "like", "crs", "resolution", "resampling")
 _PLAN_OPTIONS = (
     "window", "chunk", "tile", "halo", "overlap", "batch_size", "precision", "on_error",
     "overwrite", "blocksize", "compress", "level", "tol", "tta", "statistics", "device", "compile",
-    "aoi",
+    "aoi", "bounds", "bounds_crs", "mask_halo",
     "reproducible", "predictor", "max_z_error", "interleave", "sparse", "layout", "split",
 )  # fmt: skip
 
@@ -224,10 +246,20 @@ def _parser() -> argparse.ArgumentParser:
     submit.set_defaults(command=_submit)
 
     halo = commands.add_parser("halo", help="measure the receptive field, and halos on a raster")
-    halo.add_argument("source", nargs="?", help="raster that GDAL opens; the bundled scene if none")
-    halo.add_argument("model", nargs="?", help=".pt2 file or package.module:factory; bundled too")
+    halo.add_argument(
+        "source", nargs="?", help="raster; may be left out; the bundled scene if none"
+    )
+    halo.add_argument("model", nargs="?", help="as for run; the bundled one if none")
+    halo.add_argument("--in-bands", type=int, metavar="N", help="where the model does not tell")
+    halo.add_argument("--trust", action="store_true", help="run code that the model's file holds")
     halo.add_argument("--tile", type=_size, default="auto", metavar="PX")
     halo.set_defaults(command=_halo)
+
+    told = commands.add_parser("model-info", help="tell how a model was read")
+    told.add_argument("model", help="as for run")
+    told.add_argument("--json", action="store_true", help="for programs")
+    told.set_defaults(command=_model_info)
+    _add_recipe(told)
 
     add_bench_parser(commands)
 
@@ -243,7 +275,9 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", nargs="+", help="raster that GDAL opens; several are a mosaic, later ones on top"
     )
-    parser.add_argument("model", help=".pt2 file or package.module:factory")
+    parser.add_argument(
+        "model", help="file (.pt2, .pt, .onnx), STAC MLM item (.json) or package.module:factory"
+    )
     parser.add_argument(
         "destination", metavar="output", help="the COG to write (.tif), or a .vrt of several"
     )
@@ -257,6 +291,13 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     job.add_argument(
         "--window", type=_numbers(int), metavar="ROW,COL,HEIGHT,WIDTH", help="part of the source"
     )
+    job.add_argument(
+        "--bounds",
+        type=_numbers(float),
+        metavar="LEFT,BOTTOM,RIGHT,TOP",
+        help="part of the source in coordinates; write --bounds=-1,... where the first is negative",
+    )
+    job.add_argument("--bounds-crs", metavar="CRS", help="of --bounds, as EPSG:4326")
     for name, text in (
         ("chunk", "side of what one task computes"),
         ("tile", "side of one model input, halo included"),
@@ -275,6 +316,9 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     )
     job.add_argument(
         "--aoi", metavar="PATH", help="polygons (GeoJSON, GeoPackage, ...); outside is nodata"
+    )
+    job.add_argument(
+        "--mask-halo", action="store_true", help="nodata also wherever the model looks at nodata"
     )
     job.add_argument("--statistics", choices=("global",), help="normalise with the raster's own")
     job.add_argument("--precision", choices=("float32", "bfloat16", "float16"))
@@ -298,16 +342,26 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     job.add_argument(
         "--split", type=_size, default="auto", metavar="PX", help="side of each file of a .vrt"
     )
-    model = parser.add_argument_group("model", "replace what a .pt2 says of itself")
+    _add_recipe(parser)
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    """Fields of a model's recipe, named as in Python."""
+    model = parser.add_argument_group("model", "replace what its file or its item says")
     model.add_argument("--weights", metavar="FILE", help="for a factory")
     for name in ("bands", "class-names", "class-colors"):
         model.add_argument(f"--{name}", type=_words, metavar="A,B,...")
-    for name in ("scale", "offset", "mean", "std"):
+    for name in ("scale", "offset", "clip-min", "clip-max", "mean", "std"):
         model.add_argument(f"--{name}", type=_numbers(float), metavar="X[,X...]")
     model.add_argument("--fill", type=float)
     model.add_argument("--output", choices=("classes", "probabilities", "values"))
     model.add_argument("--activation", choices=("softmax", "sigmoid"))
     model.add_argument("--threshold", type=float)
+    model.add_argument("--axes", choices=("nchw", "nhwc"), help="order of input and output")
+    model.add_argument("--accelerator", choices=("cpu", "cuda"), help="the only kind it runs on")
+    model.add_argument(
+        "--trust", action="store_const", const=True, help="run code that its file holds"
+    )
 
 
 def _words(text: str) -> list[str]:

@@ -8,10 +8,10 @@ from typing import Literal
 
 from .digest import module_digest
 from .loaders import aoti, checkpoint, exported, onnx, torchscript
-from .loaders.factory import first_in_channels
+from .loaders.factory import first_in_channels, is_factory
 from .loaders.facts import Facts, Network
 
-__all__ = ["FILES", "FileKind", "build_file", "kind_of", "read_file"]
+__all__ = ["FILES", "FileKind", "build_file", "is_model_name", "kind_of", "read_file"]
 
 FileKind = Literal["pt2", "aoti", "torchscript", "pickle", "onnx"]
 FILES = ("pt2", "aoti", "torchscript", "pickle", "onnx")
@@ -68,6 +68,16 @@ def kind_of(path: Path) -> FileKind:
         f"model {str(path)!r}: {suffix or 'a file without suffix'} is not a format daskinfer "
         f"reads: {_KNOWN}"
     )
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a text names a model and not a raster, by its form.
+
+    >>> is_model_name("unet.pt2"), is_model_name("nets:unet"), is_model_name("scene.tif")
+    (True, True, False)
+    """
+    known = (".onnx", ".pt2", ".json", ".safetensors", *_PICKLED)
+    return is_factory(name) or Path(name).suffix.lower() in known
 
 
 def read_file(path: Path, kind: FileKind, trust: bool) -> Facts:

@@ -44,4 +44,4 @@ def is_remembered(what: str, model: Model, bands: int) -> bool:
 
 
 def _key(what: str, model: Model, bands: int) -> tuple[Any, ...]:
-    return what, model.digest, model.tta, model.layout, model.head, model.tile, bands
+    return what, model.digest, model.tta, model.axes, model.head, model.tile, bands

@@ -87,13 +87,13 @@ class Model:
         Run the network through ``torch.compile``; workers need a C++ compiler.
     head : str, int, tuple of them or None
         Which of several tensors that the network returns to take, by name in a dict or by number
-        in a tuple; of several the channels become bands one after another.
+        in a tuple; of several the channels become bands, one after another.
     dtype : {"float32", "uint8"}
-        Of probabilities in the output: "uint8" has steps of 0.004 (250 is 1) and nodata 255, with a
-        scale tag by which readers get the probabilities; what is no probability becomes nodata.
+        Of probabilities in the output: "uint8" has steps of 0.004 (250 is 1), told by a scale tag,
+        and nodata 255, also for what is no probability.
     confidence : bool
-        Beside classes a second band: the probability of the class, in steps of 0.004 as above.
-    layout : {"nchw", "nhwc"}
+        Beside classes a second band: the probability of the class, in the same steps.
+    axes : {"nchw", "nhwc"}
         Order of the network's input and output; "nhwc" is ``(n, y, x, band)``.
     accelerator : {None, "cpu", "cuda"}
         The only kind of device that the network runs on.
@@ -127,7 +127,7 @@ class Model:
     head: str | int | tuple[str | int, ...] | None = None
     dtype: Literal["float32", "uint8"] = "float32"
     confidence: bool = False
-    layout: Literal["nchw", "nhwc"] = "nchw"
+    axes: Literal["nchw", "nhwc"] = "nchw"
     accelerator: Literal["cpu", "cuda"] | None = None
     trust: bool = False
     weights: str | None = None
@@ -210,7 +210,7 @@ class Model:
             from .wrappers import Headed
 
             network = Headed(network, self.head)
-        if self.layout == "nhwc":
+        if self.axes == "nhwc":
             from .wrappers import ChannelsLast
 
             network = ChannelsLast(network)
@@ -339,7 +339,7 @@ def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -
     **spec
         Fields of `Model`: ``bands``, ``scale``, ``offset``, ``clip_min``, ``clip_max``, ``mean``,
         ``std``, ``fill``, ``output``, ``activation``, ``threshold``, ``class_names``,
-        ``class_colors``, ``tile``, ``precision``, ``compile``, ``layout``, ``accelerator``,
+        ``class_colors``, ``tile``, ``precision``, ``compile``, ``axes``, ``accelerator``,
         ``trust``, and ``tta``: "d4" or a list of `daskinfer.spec.SYMMETRIES`.
         What a ``.pt2`` (extra file ``daskinfer.json``) or an MLM item say are the defaults.
 
@@ -411,7 +411,7 @@ def _from_file(path: Path, defaults: dict[str, Any], spec: dict[str, Any]) -> Mo
         told = recipe_of(told["mlm"], spec)
     told = {"accelerator": facts.accelerator} | told | defaults
     merged = {name: value for name, value in told.items() if name in EMBEDDABLE} | spec
-    in_bands, tile = _input_of(facts, merged.get("layout", "nchw"))
+    in_bands, tile = _input_of(facts, merged.get("axes", "nchw"))
     return Model(
         str(path),
         kind,
@@ -422,12 +422,12 @@ def _from_file(path: Path, defaults: dict[str, Any], spec: dict[str, Any]) -> Mo
     )
 
 
-def _input_of(facts: Facts, layout: str) -> tuple[int | None, tuple[int, int] | None]:
+def _input_of(facts: Facts, axes: str) -> tuple[int | None, tuple[int, int] | None]:
     """Bands, and the tile where height and width are fixed."""
     if facts.shape is None:
         return None, None
     _, *sizes = facts.shape
-    bands, height, width = sizes if layout == "nchw" else (sizes[2], *sizes[:2])
+    bands, height, width = sizes if axes == "nchw" else (sizes[2], *sizes[:2])
     return bands, None if height is None or width is None else (height, width)
 
 

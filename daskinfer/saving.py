@@ -26,13 +26,13 @@ def save_model(model: Model, path: Path, bands: int | None = None) -> None:
     if model.kind in ("onnx", "aoti"):
         raise ValueError(f"model {model.name} is {model.kind}: torch cannot export it")
     # What wraps the network is in the recipe, and would be put around it once more.
-    network = model.patch(tta=(), layout="nchw").network("cpu")
+    network = model.patch(tta=(), axes="nchw", head=None).network("cpu")
     if isinstance(network, torch.jit.ScriptModule):
         raise ValueError(f"model {model.name} is TorchScript: torch cannot export it")
     known = _bands(model, bands)
     field = field_of(model, known)
     tile = model.tile or field.size
-    if model.layout == "nhwc":
+    if model.axes == "nhwc":
         raise ValueError("a network of (n, y, x, band) is not exported: wrap it in torch")
     try:
         exported.save(network, path, known, field.stride, tile, model.recipe())  # type: ignore[arg-type]

@@ -21,13 +21,13 @@ SYMMETRIES = (
 )  # fmt: skip
 """The symmetries of the square, all of which ``tta="d4"`` stands for."""
 PRECISIONS = ("float32", "bfloat16", "float16")
-LAYOUTS = ("nchw", "nhwc")
+AXES = ("nchw", "nhwc")
 ACCELERATORS = (None, "cpu", "cuda")
 
 _PER_BAND = ("scale", "offset", "mean", "std", "clip_min", "clip_max")
 _TEXTS = ("bands", "class_names", "class_colors")
 _OTHERS = ("fill", "output", "activation", "threshold", "tile", "tta", "precision", "compile",
-           "layout", "accelerator", "trust", "head", "dtype", "confidence")  # fmt: skip
+           "axes", "accelerator", "trust", "head", "dtype", "confidence")  # fmt: skip
 SPEC = (*_PER_BAND, *_TEXTS, *_OTHERS)
 EMBEDDABLE = tuple(name for name in SPEC if name != "trust")
 """What a file may say of itself: not that it is to be trusted."""
@@ -39,7 +39,7 @@ def check_recipe(model: Model) -> None:
     _check_choice("activation", model.activation, ACTIVATIONS)
     _check_choice("precision", model.precision, PRECISIONS)
     _check_choice("compile", model.compile, (True, False))
-    _check_choice("layout", model.layout, LAYOUTS)
+    _check_choice("axes", model.axes, AXES)
     _check_choice("accelerator", model.accelerator, ACCELERATORS)
     _check_choice("trust", model.trust, (True, False))
     _check_choice("dtype", model.dtype, DTYPES)

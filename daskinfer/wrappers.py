@@ -68,12 +68,22 @@ class FixedBatch(nn.Module):
         self.network = network
         self.size = size
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         """Scores of a batch: in full batches, the last one filled up with its last tile."""
         missing = -len(x) % self.size
         filled = torch.cat([x, x[-1:].expand(missing, -1, -1, -1)]) if missing else x
         parts = [self.network(part) for part in torch.split(filled, self.size)]
-        return torch.cat(parts)[: len(x)]
+        return _joined(parts, len(x))
+
+
+def _joined(parts: list[Any], count: int) -> Any:
+    """The first `count` results of several batches, for every tensor that the network returns."""
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {name: _joined([part[name] for part in parts], count) for name in first}
+    if isinstance(first, (tuple, list)):
+        return tuple(_joined([part[i] for part in parts], count) for i in range(len(first)))
+    return torch.cat(parts)[:count]
 
 
 class Headed(nn.Module):

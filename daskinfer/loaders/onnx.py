@@ -65,15 +65,16 @@ class OnnxNetwork:
         size = given.shape[0]
         self.batch: int | None = size if isinstance(size, int) and size > 0 else None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores of a batch, on the device and in the precision of the input."""
+    def __call__(self, x: torch.Tensor) -> Any:
+        """Scores of a batch, on the device of the input; of several outputs a dict of them."""
         import torch
 
         fed = x.detach().contiguous().cpu().numpy().astype(self._dtype, copy=False)
-        scores, *others = self._session.run(None, {self._name: fed})
-        if others:
-            raise ValueError(f"the model returns {1 + len(others)} tensors, not scores alone")
-        return torch.from_numpy(scores).to(x.device)
+        found = [
+            torch.from_numpy(a).to(x.device) for a in self._session.run(None, {self._name: fed})
+        ]
+        names = [output.name for output in self._session.get_outputs()]
+        return found[0] if len(found) == 1 else dict(zip(names, found, strict=True))
 
 
 def _session(path: str, device: str) -> Any:

@@ -108,9 +108,9 @@ def recipe_of(properties: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
     }
     known = {name.removeprefix("mlm:"): value for name, value in properties.items()}
     into = _only(known["input"], "input")
-    out = _only(known["output"], "output")
+    out = _output(known["output"], given.get("head"))
     recipe = _input_recipe(into, {**given, **ours}) | _output_recipe(out, known, given)
-    if recipe.pop("out_layout") != recipe["layout"]:
+    if recipe.pop("out_axes") != recipe["axes"]:
         raise ValueError("its input and its output have bands and pixels in different order")
     if known.get("accelerator_constrained") and known.get("accelerator"):
         recipe["accelerator"] = _accelerator(known["accelerator"])
@@ -128,11 +128,20 @@ def _only(entries: Any, what: str) -> Mapping[str, Any]:
     return entry
 
 
+def _output(entries: Any, head: Any) -> Mapping[str, Any]:
+    """The only output, or the one that `head` names."""
+    named = [e for i, e in enumerate(entries) if head is not None and head in (i, e.get("name"))]
+    if len(entries) > 1 and not named:
+        names = ", ".join(repr(entry.get("name")) for entry in entries)
+        raise ValueError(f"it has the outputs {names}: say which to take, as head=")
+    return _only(named or entries, "output")
+
+
 def _input_recipe(entry: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     structure = entry["input"]
     order = _order(structure["dim_order"], "input")
     sizes = dict(zip(order, structure["shape"], strict=True))
-    recipe: dict[str, Any] = {"layout": "nchw" if order == "ncyx" else "nhwc"}
+    recipe: dict[str, Any] = {"axes": "nchw" if order == "ncyx" else "nhwc"}
     if not str(structure["data_type"]).startswith("float"):
         _unless_given(given, f"its input is {structure['data_type']}, daskinfer gives float32")
     names = _band_names(entry)
@@ -185,7 +194,7 @@ def _output_recipe(
     result = entry["result"]
     order = _order(result["dim_order"], "output")
     tasks = set(entry.get("tasks") or known.get("tasks") or ())
-    recipe: dict[str, Any] = {"out_layout": "nchw" if order == "ncyx" else "nhwc"}
+    recipe: dict[str, Any] = {"out_axes": "nchw" if order == "ncyx" else "nhwc"}
     if tasks & _CLASSES:
         recipe["output"] = "classes"
     elif tasks & _VALUES:

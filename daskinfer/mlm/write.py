@@ -165,6 +165,6 @@ def _class(value: int, name: str, color: str | None) -> dict[str, Any]:
 
 def _structure(model: Model, channel: str, count: int, height: int, width: int) -> dict[str, Any]:
     order, shape = ["batch", channel, "height", "width"], [-1, count, height, width]
-    if model.layout == "nhwc":
+    if model.axes == "nhwc":
         order, shape = [order[i] for i in (0, 2, 3, 1)], [shape[i] for i in (0, 2, 3, 1)]
     return {"shape": shape, "dim_order": order, "data_type": "float32"}
