@@ -104,7 +104,7 @@ def test_a_model_of_several_outputs_names_them():
 
 @pytest.mark.parametrize("head", ["depth", 7])
 def test_a_head_that_is_not_there(head):
-    with pytest.raises(ValueError, match="no head .* dict with 'classes', 'height'"):
+    with pytest.raises(ValueError, match=r"no head .* dict with 'classes', 'height'"):
         computed(seeded(Heads), RAW, output="values", head=head)
 
 
@@ -266,3 +266,42 @@ def test_seams_are_measured_on_the_scores_whatever_the_output():
     plain = di.seam_error(scene, di.load_model(net), halo=0, tile=32)
     sure = di.seam_error(scene, di.load_model(net, confidence=True), halo=0, tile=32)
     assert sure.maximum == plain.maximum > 0
+
+
+# --- many bands -----------------------------------------------------------------------------------
+
+
+def test_embeddings_of_many_bands(tmp_path, one_worker):
+    net = seeded(nn.Conv2d, 2, 70, 3)
+    path = write_raster(tmp_path / "s.tif", RAW)
+    model = di.load_model(net, output="values")
+    options = {"tile": 48, "chunk": 64, "blocksize": 64}
+    di.run(path, model, tmp_path / "o.tif", client=one_worker, **options)
+    with torch.inference_mode():
+        expected = net(torch.from_numpy(RAW)[None])[0].numpy()
+    with rasterio.open(tmp_path / "o.tif") as dataset:
+        assert dataset.profile["interleave"] == "band"
+        inner = dataset.read()[:, 1:-1, 1:-1]
+    assert np.abs(inner - expected).max() < 1e-5
+
+
+def test_chunks_of_many_bands_are_small(tmp_path):
+    with rasterio.open(
+        tmp_path / "s.tif", "w", driver="GTiff", count=2, height=20_000, width=20_000,
+        dtype="uint8", sparse_ok=True, tiled=True, crs="EPSG:32632",
+        transform=rasterio.Affine(10, 0, 500_000, 0, -10, 5_600_000),
+    ):  # fmt: skip
+        pass
+    plans = {
+        bands: di.plan(
+            tmp_path / "s.tif",
+            di.load_model(nn.Conv2d(2, bands, 1), output="values"),
+            tmp_path / "o.tif",
+        )
+        for bands in (1, 64)
+    }
+    few, many = plans[1], plans[64]
+    assert few.tiling.chunk == (2048, 2048)
+    assert many.tiling.chunk == (512, 512)
+    # 64 times as many bytes to a pixel, not 64 times as many in memory.
+    assert many.memory < 4 * few.memory
