@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .lazy import predict, write_cog
     from .model import Model, load_model
     from .objects.detect import detect
+    from .objects.polygons import vectorize
     from .planner import Plan, plan
     from .report import Report
     from .runner import run
@@ -57,6 +58,7 @@ _HOMES = {
     "run": "runner",
     "SeamError": "seam",
     "seam_error": "seam",
+    "vectorize": "objects.polygons",
     "write_cog": "lazy",
 }
 
@@ -79,6 +81,7 @@ __all__ = [
     "receptive_field",
     "run",
     "seam_error",
+    "vectorize",
     "write_cog",
 ]
 
