@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import gcd
+from pathlib import Path
 from typing import Any, Literal
 
 import dask
@@ -58,12 +59,39 @@ class Storing(Delayed):  # type: ignore[misc]
         -------
         str
             Path or URL.
+
+        Raises
+        ------
+        FileNotFoundError
+            If workers of a cluster do not share the output's folder with this process.
         """
+        _check_shared(self._partial, kwargs.get("scheduler"))
         try:
             return super().compute(**kwargs)
         except BaseException:
             self._draft.discard(self._partial)
             raise
+
+
+def _check_shared(partial: str, scheduler: Any) -> None:
+    """Refuse, before any work, workers whose files would be other files."""
+    # A bound method of a client, where tasks go to one.
+    client = getattr(dask.base.get_scheduler(scheduler=scheduler), "__self__", None)
+    if client is None or not hasattr(client, "run"):
+        return
+    token = f"{partial}.seen"
+    Path(token).touch()
+    try:
+        seen = client.run(os.path.exists, token)
+    finally:
+        os.unlink(token)
+    apart = sorted(address for address, there in seen.items() if not there)
+    if apart:
+        raise FileNotFoundError(
+            f"{len(apart)} of {len(seen)} workers do not share the folder "
+            f"{os.path.dirname(partial)!r} with this process, as {apart[0]}: write where they do, "
+            "or with daskinfer.run, which needs no such folder"
+        )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from daskinfer.filelock import FileLock
 from daskinfer.ledger import Ledger, announced
 from daskinfer.runner import _Driver
 from handmade import Handmade
+from test_store import fails_at, numbered
+from test_store import scene as scene_of
 
 JOB = {"tile": 32, "chunk": 32}
 
@@ -59,6 +61,15 @@ def test_the_output_is_the_same(apart, scene, name):
     with rasterio.open(out / name) as dataset:
         np.testing.assert_array_equal(dataset.read(), expected)
         assert dataset.overviews(1) == [2, 4]
+
+
+def test_write_cog_is_refused_before_any_work(apart):
+    client, out = apart
+    data = numbered(128, 64).map_blocks(fails_at(0), dtype="u1")
+    storing = di.write_cog(scene_of(data), out / "o.tif", blocksize=32, compute=False)
+    with client.as_current(), pytest.raises(FileNotFoundError, match=f"1 of 2 .* '{out}' with"):
+        storing.compute()
+    assert not [name for name in os.listdir(out) if name.startswith("o.tif")]
 
 
 def refused(*_):
