@@ -9,7 +9,7 @@ from .device import DeviceChoice
 from .forward import OutputFormat
 from .inputs.aoi import AreaOfInterest
 from .model import Model
-from .pixels import Mask
+from .pixels import Mask, without_reach
 from .tiling import Tiling, Window
 
 __all__ = ["Inference"]
@@ -48,6 +48,9 @@ class Inference:
         Whether every batch is run in full size.
     area : AreaOfInterest or None
         Beyond it the output is nodata; None for all of the raster.
+    mask_halo : tuple of int or None
+        Input pixels ``(y, x)`` around nodata, on the stride lattice, within which the output is
+        nodata too; None where only nodata itself is.
     """
 
     model: Model
@@ -65,6 +68,7 @@ class Inference:
     tuned: bool = False
     fixed: bool = False
     area: AreaOfInterest | None = None
+    mask_halo: tuple[int, int] | None = None
 
     @property
     def blended(self) -> bool:
@@ -86,6 +90,13 @@ class Inference:
     def window(self, index: tuple[int, int]) -> Window:
         """Output pixels of a chunk."""
         return self.tiling.chunk_at(index).window.scaled(self.scale)
+
+    def trusted(self, valid: Mask, origin: tuple[int, int]) -> Mask:
+        """Pixels of a mask whose output is to be kept, where it begins at this pixel."""
+        if self.mask_halo is None:
+            return valid
+        stride = self.tiling.y.stride, self.tiling.x.stride
+        return without_reach(valid, origin, self.mask_halo, stride)
 
     def inside(self, index: tuple[int, int]) -> Mask | None:
         """Output pixels of a chunk that lie in the area, bool ``(y, x)``; None where all count."""

@@ -25,7 +25,7 @@ from .outputspec import cog_spec
 from .pixels import Array, Mask, Pixels
 from .planner import check_layout, check_output, replaced, split_side
 from .seam import calibrate
-from .settle import Choice, Halo, Size, pick_bands, settle
+from .settle import Choice, Halo, Size, masking_halo, pick_bands, settle
 from .source import ArraySource
 from .stats import with_statistics
 from .store import Storing, store_cog
@@ -48,6 +48,7 @@ def predict(
     tta: str | Sequence[str] | None = None,
     statistics: Literal["global"] | None = None,
     aoi: Any = None,
+    mask_halo: bool = False,
     device: DeviceChoice = "auto",
     compile: bool | None = None,
     reproducible: bool = False,
@@ -62,8 +63,8 @@ def predict(
     scene : DataArray
         Dimensions ``(band, y, x)``, from `open_raster` or computed; lazy or in memory.
     model : Model or anything that `load_model` takes
-    chunk, tile, halo, tol, overlap, batch_size, precision, tta, statistics, aoi, device, compile
-    reproducible
+    chunk, tile, halo, tol, overlap, batch_size, precision, tta, statistics, aoi, mask_halo, device
+    compile, reproducible
         As for `plan`; chunks are rounded up to whole tile cores.
 
     Returns
@@ -102,7 +103,9 @@ def predict(
         whole_tiles=True,
     )
     choice, seam = calibrate(source, recipe, asked)
-    inference, _ = settle(source, recipe, choice, quiet=seam is not None)
+    inference, field = settle(source, recipe, choice, quiet=seam is not None)
+    if mask_halo:
+        inference = masking_halo(inference, field)
     if aoi is not None:
         inference = replace(inference, area=AreaOfInterest.of(aoi, source.grid))
     return _as_dataarray(_overlapped(source, inference), source, inference)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .tiling import Window
 
-__all__ = ["Array", "Mask", "Pixels", "cutter", "valid_pixels"]
+__all__ = ["Array", "Mask", "Pixels", "cutter", "valid_pixels", "without_reach"]
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -94,3 +94,57 @@ def _in_dtype(value: float | int | None, dtype: np.dtype[Any]) -> Any:
     limits = np.iinfo(dtype)
     fits = math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max
     return dtype.type(int(value)) if fits else None
+
+
+def without_reach(
+    valid: Mask, origin: tuple[int, int], radius: tuple[int, int], stride: tuple[int, int]
+) -> Mask:
+    """Pixels ``(y, x)`` of a mask on whose output no nodata has any influence.
+
+    A network of stride `s` sees a pixel as part of a cell of the lattice of `s` px, and its radius
+    counts from the cell's edge.
+
+    Parameters
+    ----------
+    valid : ndarray of bool, shape (y, x)
+    origin : tuple of int
+        Pixel of the raster on which the mask begins, for the lattice.
+    radius, stride : tuple of int
+        Of the network, ``(y, x)`` in pixels.
+
+    Examples
+    --------
+    >>> valid = np.array([[True] * 4 + [False] + [True] * 4])
+    >>> without_reach(valid, (0, 0), (0, 1), (1, 1)).astype(int).tolist()
+    [[1, 1, 1, 0, 0, 0, 1, 1, 1]]
+    >>> without_reach(valid, (0, 0), (0, 1), (1, 4)).astype(int).tolist()
+    [[1, 1, 1, 0, 0, 0, 0, 0, 0]]
+    """
+    hit = ~valid
+    for axis in (0, 1):
+        hit = _dilated(_whole_cells(hit, origin[axis], stride[axis], axis), radius[axis], axis)
+    return ~hit
+
+
+def _whole_cells(hit: Mask, origin: int, stride: int, axis: int) -> Mask:
+    """Every cell of the lattice of which a pixel is hit, as far as it is there."""
+    if stride == 1:
+        return hit
+    size = hit.shape[axis]
+    edges = np.arange(-(origin % stride), size, stride)
+    starts = np.maximum(edges, 0)
+    cells = np.logical_or.reduceat(hit, starts, axis=axis)
+    return np.repeat(cells, np.diff(starts, append=size), axis=axis)
+
+
+def _dilated(hit: Mask, radius: int, axis: int) -> Mask:
+    """Pixels with a hit at most `radius` px away along an axis."""
+    if radius == 0:
+        return hit
+    size = hit.shape[axis]
+    before = np.zeros_like(np.take(hit, [0], axis), np.int32)
+    counts = np.concatenate([before, np.cumsum(hit, axis=axis, dtype=np.int32)], axis)
+    places = np.arange(size)
+    near = np.minimum(places + radius + 1, size), np.maximum(places - radius, 0)
+    found: Mask = np.take(counts, near[0], axis) > np.take(counts, near[1], axis)
+    return found

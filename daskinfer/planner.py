@@ -31,7 +31,7 @@ from .objectstore import check_writable, is_object, local_path
 from .outputspec import cog_spec
 from .raster import layout_warning
 from .seam import SeamError, calibrate
-from .settle import Choice, Halo, Size, pick_bands, settle
+from .settle import Choice, Halo, Size, masking_halo, pick_bands, settle
 from .source import Source, source_of
 from .splitting.pieces import Places, auto_side, check_folder, check_side, dividing
 from .stats import with_statistics
@@ -129,6 +129,7 @@ class Plan:
                     "tiling": asdict(self.tiling),
                     "cog": {name: str(value) for name, value in asdict(self.cog).items()},
                     "split": self.split,
+                    "mask_halo": self.inference.mask_halo,
                     "aoi": None if self.inference.area is None else self.inference.area.digest,
                 }
             )
@@ -196,6 +197,8 @@ def plan(
     output: str | os.PathLike[str],
     *,
     window: tuple[int, int, int, int] | None = None,
+    bounds: Sequence[float] | None = None,
+    bounds_crs: Any = None,
     chunk: Size = "auto",
     tile: Size = "auto",
     halo: Halo = "auto",
@@ -206,6 +209,7 @@ def plan(
     tta: str | Sequence[str] | None = None,
     statistics: Literal["global"] | None = None,
     aoi: Any = None,
+    mask_halo: bool = False,
     device: DeviceChoice = "auto",
     compile: bool | None = None,
     reproducible: bool = False,
@@ -232,8 +236,8 @@ def plan(
         The COG to write; ``<output>.partial`` holds it while it grows.  An object
         (``s3://bucket/name.tif``, extra ``s3``) grows in Dask's ``temporary-directory``, on a file
         system that all workers share, and appears when it is complete.
-    window : tuple of int, optional
-        ``(row, col, height, width)`` of the source in pixels.
+    window, bounds, bounds_crs : optional
+        Part of the source, in pixels or in coordinates, as for `open_raster`.
     chunk : int, tuple of int or "auto"
         Side in pixels of the source, or ``(y, x)``, of what one task computes; rounded up to whole
         blocks of the output.
@@ -264,6 +268,9 @@ def plan(
         GeoJSON need the extra ``vector``.
     statistics : {None, "global"}
         "global": normalise with mean and std of this raster, taken once for the run.
+    mask_halo : bool, default False
+        Nodata also wherever the model looks at nodata, which it sees filled: within its measured
+        radius.  For models with a halo.
     device : str or callable, default "auto"
         "cpu", "cuda", "cuda:1"; "auto" is the first CUDA device of each worker, else its CPU.  Or
         what makes a `daskinfer.device.Device` of an `Inference`, to run the model by other means.
@@ -329,7 +336,9 @@ def plan(
     recipe = replaced(load_model(model), precision=precision, tta=tta, compile=compile)
     if recipe.output == "objects":
         raise ValueError("a model of objects makes no raster: pass it to detect()")
-    raster = pick_bands(source_of(source, window=window), recipe)
+    raster = pick_bands(
+        source_of(source, window=window, bounds=bounds, bounds_crs=bounds_crs), recipe
+    )
     recipe = with_statistics(raster, recipe, statistics)
     side = split_side(path, split)
     block = _block(blocksize, chunk, side)
@@ -344,6 +353,8 @@ def plan(
             inference, field = settle(
                 raster, recipe, replace(choice, chunk=fitting), quiet=seam is not None
             )
+    if mask_halo:
+        inference = masking_halo(inference, field)
     if aoi is not None:
         inference = replace(inference, area=AreaOfInterest.of(aoi, raster.grid))
     note = layout_warning(raster, inference.tiling.chunk_at((0, 0)).read)
@@ -474,7 +485,8 @@ def _context_row(inference: Inference, seam: SeamError | None) -> display.Row:
         size = display.sides_text(seam.halo)
         return "halo", f"{size} px, calibrated: differs by {seam.maximum:.1g} at most"
     if not inference.blended:
-        return "halo", f"{display.sides_text(inference.tiling.halo)} px"
+        masked = "" if inference.mask_halo is None else ", nodata masked as far as it is seen"
+        return "halo", f"{display.sides_text(inference.tiling.halo)} px{masked}"
     overlap = inference.tiling.y.overlap, inference.tiling.x.overlap
     return "overlap", f"{display.sides_text(overlap)} px, blended"
 
