@@ -11,6 +11,7 @@ from typing import Any
 
 from ._version import __version__
 from .bench.command import add_parser as add_bench_parser
+from .objects.command import add_parsers as add_object_parsers
 from .display import sides_text
 
 __all__ = ["main"]
@@ -192,6 +193,7 @@ def _source(arguments: argparse.Namespace) -> Any:
 _MODEL_OPTIONS = (
     "bands", "scale", "offset", "mean", "std", "fill", "output", "activation", "threshold",
     "class_names", "class_colors", "clip_min", "clip_max", "axes", "accelerator", "trust",
+    "head", "dtype", "confidence",
 )  # fmt: skip
 _SOURCE_OPTIONS = ("stack", "like", "crs", "resolution", "resampling")
 _PLAN_OPTIONS = (
@@ -261,6 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     told.set_defaults(command=_model_info)
     _add_recipe(told)
 
+    add_object_parsers(commands, _add_recipe, _model)
     add_bench_parser(commands)
 
     info = commands.add_parser("info", help="tell about an output, or about an unfinished one")
@@ -355,7 +358,12 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         model.add_argument(f"--{name}", type=_numbers(float), metavar="X[,X...]")
     model.add_argument("--fill", type=float)
     model.add_argument("--output", choices=("classes", "probabilities", "values"))
-    model.add_argument("--activation", choices=("softmax", "sigmoid"))
+    model.add_argument("--activation", choices=("softmax", "sigmoid", "identity"))
+    model.add_argument("--head", type=_heads, metavar="NAME|N[,...]", help="of several outputs")
+    model.add_argument("--dtype", choices=("float32", "uint8"), help="of probabilities")
+    model.add_argument(
+        "--confidence", action="store_const", const=True, help="a second band beside classes"
+    )
     model.add_argument("--threshold", type=float)
     model.add_argument("--axes", choices=("nchw", "nhwc"), help="order of input and output")
     model.add_argument("--accelerator", choices=("cpu", "cuda"), help="the only kind it runs on")
@@ -366,6 +374,11 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
+
+
+def _heads(text: str) -> Any:
+    heads = [int(word) if word.isdigit() else word for word in _words(text)]
+    return heads[0] if len(heads) == 1 else heads
 
 
 def _symmetries(text: str) -> Any:

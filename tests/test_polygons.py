@@ -83,7 +83,7 @@ def test_noise_with_nodata(connectivity):
     assert_same(streamed(data, connectivity, 16, nodata=1), expected)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     st.integers(1, 24), st.integers(1, 24), st.integers(1, 9), st.sampled_from([4, 8]),
     st.integers(2, 4), st.integers(0, 10**6),

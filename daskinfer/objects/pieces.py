@@ -182,7 +182,7 @@ def _moved(outline: Any, value: int, window: Window) -> Area:
     import shapely
 
     row, col = window.origin
-    return Area(value, shapely.transform(outline, lambda places: places + (col, row)))
+    return Area(value, shapely.transform(outline, lambda places: np.add(places, (col, row))))
 
 
 def _tidy(outlines: list[Any]) -> Any:
