@@ -103,7 +103,7 @@ def test_the_page_shows_a_run_while_it_is_at_work(tmp_path, one_worker):
         expected[CHUNK] = RUNNING
         assert np.array_equal(seen.cells.ravel(), expected)
         assert len(seen.workers["name"]) == 1
-        assert "1 chunks" in seen.workers["text"][0]
+        assert "1 chunk at work" in seen.workers["text"][0]
     assert seen_when(one_worker, lambda seen: "|complete|" in seen.text["head"]).title.startswith(
         "100%"
     )

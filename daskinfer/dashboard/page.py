@@ -182,10 +182,14 @@ class _Page:
         names, busy, texts = [], [], []
         for name, sample in samples:
             share = self._busy_now(sample)
-            names.append(f"{name} on {sample['process'][0]}"[-40:])
+            # Numbers are what clusters on one machine call their workers.
+            called = f"worker {name}" if name.isdigit() else name
+            names.append(f"{called} on {sample['process'][0]}"[-40:])
+            chunks = len(sample["chunks"])
             busy.append(share)
             texts.append(
-                f"{share:.0%}, {sample['mailbox']} tiles queued, {len(sample['chunks'])} chunks"
+                f"{share:.0%}, {sample['mailbox']} tiles queued, {chunks} "
+                f"chunk{'s' * (chunks != 1)} at work"
             )
         self._bars.y_range.factors = names[::-1]
         self._bars.height = 80 + 26 * max(1, len(names))

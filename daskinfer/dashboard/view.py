@@ -171,8 +171,8 @@ class RunView:
     >>> import daskinfer as di
     >>> plan = di.plan(di.demo_scene(), di.demo_model(), "clouds.tif", chunk=128)
     >>> view = RunView()
-    >>> view(RunStarted(plan, chunks=18, done=0, dashboard=""))
-    >>> view(ChunkDone(4, (0, 512, 128, 128), tiles=1, seconds=0.5, worker=""))
+    >>> view(RunStarted(plan, chunks=plan.tiling.chunks, done=0, dashboard=""))
+    >>> view(ChunkDone(1, (0, 512, 128, 128), tiles=1, seconds=0.5, worker=""))
     >>> view.snapshot().done, view.snapshot().chunk_map.count("done")
     (1, 1)
     """
