@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import daskinfer as di
 from conftest import TRANSFORM, write_raster
+from daskinfer.cli import main
 from daskinfer.infer import release_actor, using_actor
 from daskinfer.monitor import ChunkDone
 from daskinfer.objects.chunk import find_chunk
@@ -395,3 +396,18 @@ def test_without_the_extra_it_says_what_to_install(raster, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "pyogrio", None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "daskinfer\[vector\]"'):
         di.detect(raster[0], Patches(), tmp_path / "o.gpkg")
+
+
+def test_the_command_line(raster, tmp_path, capsys):
+    output = tmp_path / "o.parquet"
+    command = ["detect", raster[0], "detectors:Patches", str(output), "--tile", "96"]
+    options = ["--max-object", "24", "--class-names", "tree,car,roof", "--min-score", "0.5"]
+    assert main([*command, *options]) == 0
+    shown = capsys.readouterr().out
+    assert "up to 24 px seen whole" in shown
+    assert f"{len(raster[1])} (tree" in shown
+    assert bounds_of(output) == sorted(on_map(box) for box in raster[1])
+    assert main([*command, *options]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert main([*command, "--overwrite", "--min-score", "0.9"]) == 0
+    assert bounds_of(output) == []

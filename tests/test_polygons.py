@@ -16,6 +16,7 @@ from shapely.geometry import shape
 
 import daskinfer as di
 from conftest import TRANSFORM, write_raster
+from daskinfer.cli import main
 from daskinfer.objects.polygons import _areas
 from daskinfer.source import ArraySource
 
@@ -231,3 +232,15 @@ def test_maps_that_are_none(tmp_path):
     with pytest.raises(ValueError, match="int32 at most"):
         di.vectorize(far, tmp_path / "o.gpkg")
     assert not (tmp_path / "o.gpkg").exists()
+
+
+def test_the_command_line(classes, tmp_path, capsys):
+    output = tmp_path / "o.gpkg"
+    options = ["--connectivity", "8", "--values", "0,2", "--min-area", "500", "--chunk", "64"]
+    assert main(["vectorize", str(classes[0]), str(output), *options]) == 0
+    assert "water" in capsys.readouterr().out
+    frame = geopandas.read_file(output)
+    expected = whole(classes[1], np.isin(classes[1], (0, 2)), 8).values()
+    assert sorted(frame.area) == sorted(a for a in (100 * o.area for o in expected) if a >= 500)
+    assert main(["vectorize", str(classes[0]), str(output)]) == 2
+    assert "--overwrite" in capsys.readouterr().err

@@ -69,7 +69,8 @@ def _add_detect_options(search: Any) -> None:
     search.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
     search.add_argument("--on-error", choices=("raise", "nodata"), default="raise")
     search.add_argument("--overwrite", action="store_true", help="replace an existing output")
-    search.add_argument("--cluster", default="local", help="local, processes, or an address")
+    search.add_argument("--cluster", default="local", help="as for run")
+    search.add_argument("--cluster-option", action="append", default=[], metavar="NAME=VALUE")
     search.add_argument("--workers", type=int, metavar="N", help="worker processes")
 
 
@@ -94,6 +95,7 @@ def _add_window(parser: Any) -> None:
 
 def _detect(load: Loads, arguments: argparse.Namespace) -> int:
     from daskinfer.clusters import cluster
+    from daskinfer.clusters.options import cluster_options
     from daskinfer.monitor import progress
     from daskinfer.objects.detect import detect, plan_objects
 
@@ -103,9 +105,9 @@ def _detect(load: Loads, arguments: argparse.Namespace) -> int:
     plan = plan_objects(arguments.source, load(arguments), arguments.destination, **options)
     print(plan)
     bar = progress()
-    workers = {} if arguments.workers is None else {"n_workers": arguments.workers}
+    options = cluster_options(arguments.cluster, arguments.workers, arguments.cluster_option)
     try:
-        with cluster(arguments.cluster, **workers) as client:
+        with cluster(arguments.cluster, **options) as client:
             report = detect(plan, client=client, callbacks=[bar])
     finally:
         bar.stop()
