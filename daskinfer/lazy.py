@@ -280,7 +280,10 @@ def _as_dataarray(data: da.Array, source: ArraySource, inference: Inference) -> 
 def _spec_of(prediction: xr.DataArray, source: ArraySource, **options: Any) -> CogSpec:
     """The output file for an array: what `predict` says of it, or a plain raster of values."""
     attrs = prediction.attrs
-    nodata = attrs.get("_FillValue", prediction.rio.nodata)
+    # rioxarray fails on nodata that the dtype does not hold; `CogSpec` says what is wrong.
+    nodata = attrs.get("_FillValue")
+    if "_FillValue" not in attrs:
+        nodata = prediction.rio.nodata
     bands = len(source.band_names)
     # Of a prediction; any other array is written as the numbers that it holds.
     scaled = "output" in attrs and "scale" in prediction.coords

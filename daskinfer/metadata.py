@@ -118,7 +118,7 @@ def nodata_of(
     """Nodata of each band, as it stands in the file or as the user says."""
     if override is None:
         values = dataset.nodatavals
-        if any(value is not None and abs(value) >= _EXACT for value in values):
+        if not {"int64", "uint64"}.isdisjoint(dataset.dtypes):
             values = _exact_nodata(dataset, values)
         return tuple(values[n - 1] for n in numbers)
     if isinstance(override, Sequence):
@@ -140,9 +140,10 @@ def _number(value: Any) -> Number | None:
 def _exact_nodata(
     dataset: rasterio.DatasetReader, values: Sequence[float | None]
 ) -> tuple[Number | None, ...]:
-    """Nodata of 64-bit bands to the last digit: rasterio has it from GDAL as a float."""
-    if not any(dtype in ("int64", "uint64") for dtype in dataset.dtypes):
-        return tuple(values)
+    """Nodata of 64-bit bands to the last digit.
+
+    rasterio asks GDAL for a float, and reports none where that is beyond the dtype.
+    """
     with MemoryFile(ext=".vrt") as memory:
         # GDAL's description of the dataset; no pixel is read.
         rasterio.shutil.copy(dataset, memory.name, driver="VRT")
