@@ -75,8 +75,10 @@ until_ok() {
 }
 
 start() {
-    local folder="$1"
+    local folder
     [ "$(id -u)" = 0 ] || unavailable "only root may run slurmd and munged"
+    mkdir -p "$1"
+    folder="$(realpath "$1")"
     install_packages
     configure "$folder"
     if ! SLURM_CONF="$folder/slurm.conf" timeout 5 scontrol ping >/dev/null 2>&1; then
@@ -110,5 +112,5 @@ case "${1:-}" in
     --stop) stop "$(realpath "$2")" ;;
     --environment) echo "export SLURM_CONF=$(printf %q "$(realpath "$2")/slurm.conf")" ;;
     "" | -*) echo "usage: start_slurm.sh [--stop | --environment] FOLDER" >&2 && exit 2 ;;
-    *) mkdir -p "$1" && start "$(realpath "$1")" ;;
+    *) start "$1" ;;
 esac
