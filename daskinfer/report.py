@@ -135,11 +135,11 @@ class Report:
         Examples
         --------
         >>> import os, tempfile
-        >>> import daskinfer as di
+        >>> import daskinfer as di, numpy as np, torch, xarray as xr
+        >>> scene = xr.DataArray(np.ones((1, 64, 64), "float32"), dims=("band", "y", "x"))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     clouds, page = (os.path.join(folder, name) for name in ("clouds.tif", "r.html"))
-        ...     part = di.demo_scene()[:, :64, :64]
-        ...     di.run(part, di.demo_model(), clouds).save(page)
+        ...     output, page = (os.path.join(folder, name) for name in ("o.tif", "report.html"))
+        ...     di.run(scene, torch.nn.Conv2d(1, 2, 1), output).save(page)
         ...     os.path.getsize(page) > 2000
         True
         """

@@ -171,7 +171,7 @@ def execute(
         _performance(active, performance_report),
         feeding(active, view := RunView(), dashboard) as (feeds, link),
     ):
-        listeners = [view, *callbacks, *writers, *feeds]
+        listeners: list[Callback] = [view, *callbacks, *writers, *feeds]
         return _Driver(plan, active, outputs, view, listeners, link, bool(writers)).drive()
 
 

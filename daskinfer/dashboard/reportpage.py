@@ -78,7 +78,7 @@ def _diagnosis(report: Report) -> str:
 def _map(report: Report) -> str:
     if report.chunk_map is None:
         return ""
-    picture = chunk_picture(report.chunk_map, 480)
+    picture = chunk_picture(report.chunk_map, 360)
     return f"<h2>Chunks</h2>{picture}{legend(report.chunk_map.counts)}"
 
 
