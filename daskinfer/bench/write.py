@@ -44,10 +44,11 @@ COLUMNS = (
     Column("file", "file, MB", "{:.1f}"),
 )
 _SIZES = {"classes": 20_000, "floats": 10_000}
-_FLOOR, _DIRECT, _DASK = "compress and overviews", "daskinfer, direct", "daskinfer, dask"
+_FLOOR, _ODC = "compress and overviews", "odc-geo"
+_DIRECT, _DASK, _THREADS = "daskinfer, direct", "daskinfer, dask", "daskinfer, threads"
 # What is asked of the writer, as multiples of the floor.
-_ASKED = {_DIRECT: 1.25, _DASK: 1.6}
-_NEEDS = {"rio-cogeo": "rio_cogeo", "odc-geo": "odc.geo"}
+_ASKED = {_DIRECT: 1.25, _DASK: 1.6, _THREADS: 1.6}
+_NEEDS = {"rio-cogeo": "rio_cogeo", _ODC: "odc.geo"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -140,7 +141,7 @@ def _once(job: Job, name: str, checked: set[str]) -> Values:
     values["file"] /= 1e6
     if not values["file"]:
         del values["file"], values["tail"], values["disk"]
-    elif name == "odc-geo":
+    elif name == _ODC:
         del values["tail"]  # its graph has no last chunk
     return values
 
@@ -191,7 +192,7 @@ def notes(result: Result, group: str) -> list[str]:
     told = []
     for kind in _SIZES:
         names = {name.partition(": ")[2]: name for name in there if name.startswith(kind)}
-        for own in (_DIRECT, _DASK):
+        for own in _ASKED:
             if own not in names:
                 continue
             wall = result.spread(names[own], "wall", group).median
@@ -203,15 +204,22 @@ def notes(result: Result, group: str) -> list[str]:
                     f"{names[own]} takes {wall / floor:.2f} times as long as encoding alone "
                     f"(asked: {_ASKED[own]})"
                 )
+            if _ODC in names:
+                share = _memory(result, group, names[own]) / _memory(result, group, names[_ODC])
+                told.append(f"{names[own]} takes {share:.0%} of the memory of {names[_ODC]}")
         told += _against(result, group, names)
     return told
+
+
+def _memory(result: Result, group: str, name: str) -> float:
+    return result.spread(name, "memory", group).median
 
 
 def _against(result: Result, group: str, names: dict[str, str]) -> list[str]:
     if _DIRECT not in names:
         return []
     own = result.spread(names[_DIRECT], "wall", group).median
-    rivals = [name for name in names if name not in (_FLOOR, _DIRECT, _DASK, "compress only")]
+    rivals = [name for name in names if name not in (*_ASKED, _FLOOR, "compress only")]
     ratios = [(name, result.spread(names[name], "wall", group).median / own) for name in rivals]
     return [f"{names[_DIRECT]} is {ratio:.1f} times as fast as {name}" for name, ratio in ratios]
 
