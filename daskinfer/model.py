@@ -22,6 +22,7 @@ from .loaders.facts import CODE, Facts, Network
 from .loaders.torchscript import convolved_bands
 from .mlm.read import read_item, recipe_of
 from .paths import absolute_name
+from .netrun import quiet
 from .shipping import ModelBytes, find_module, is_script, keep_module, pack_module
 from .spec import EMBEDDABLE, check_recipe, check_spec, tidy
 
@@ -224,7 +225,8 @@ class Model:
         if self.kind == "factory":
             module = call_factory(self.source, self.weights, self.trust)
         elif self.kind == "module":
-            module = copy.deepcopy(_find(self))
+            with quiet():
+                module = copy.deepcopy(_find(self))
         else:
             return build_file(self.source, self.kind, device, self.trust)
         # Networks saved in half or double precision run in float32, as `precision` says.

@@ -20,6 +20,7 @@ __all__ = [
     "in_double",
     "noise_of",
     "plain_kernels",
+    "quiet",
     "start_size",
     "takes_only",
 ]

@@ -27,11 +27,15 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """An in-memory module on its way to a worker process."""
+    """An in-memory module on its way to a worker process.
+
+    `refusal` says why there is no payload: such a module runs in the user's own process only.
+    """
 
     digest: str
     payload: bytes
     script: bool = False
+    refusal: str = ""
 
     def receive(self) -> None:
         """Make the module available to models with this digest in this process."""
@@ -40,6 +44,11 @@ class ModelBytes:
                 _shipped[self.digest] = self._module()
 
     def _module(self) -> torch.nn.Module:
+        if self.refusal:
+            raise RuntimeError(
+                f"the model cannot be sent to another process ({self.refusal}): save it with "
+                "torch.export.save and pass the file, or name its factory 'package.module:factory'"
+            )
         if self.script:
             return load_script(io.BytesIO(self.payload))
         return cloudpickle.loads(self.payload)  # type: ignore[no-any-return]
@@ -65,7 +74,11 @@ def pack_module(digest: str, module: torch.nn.Module) -> ModelBytes:
     if is_script(module):
         saved: Any = module
         return ModelBytes(digest, bytes(saved.save_to_buffer()), script=True)
-    return ModelBytes(digest, cloudpickle.dumps(module))
+    try:
+        return ModelBytes(digest, cloudpickle.dumps(module))
+    except Exception as error:
+        # Exported modules, and those that hold locks or open files.
+        return ModelBytes(digest, b"", refusal=f"{type(error).__name__}: {error}")
 
 
 def is_script(module: Any) -> bool:

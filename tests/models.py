@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -50,11 +51,25 @@ def export(path, net, *, bands=2, metadata=None, sides=("dynamic", "dynamic")):
     example = torch.zeros(2, bands, *(16 if side == "dynamic" else side for side in sides))
     shapes = ({0: torch.export.Dim("n", min=1, max=64)} | dims,)
     extra = {} if metadata is None else {"daskinfer.json": metadata}
-    with warnings.catch_warnings():
-        # torch warns of its own exporter.
-        warnings.simplefilter("ignore")
+    with quiet():
         program = torch.export.export(net, (example,), dynamic_shapes=shapes)
         torch.export.save(program, path, extra_files=extra)
+    return str(path)
+
+
+@contextlib.contextmanager
+def quiet():
+    """torch warns of its own exporter, compiler and TorchScript."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def save_script(path, net, example=None):
+    """Write TorchScript: traced with an example, else scripted."""
+    with quiet():
+        script = torch.jit.script(net) if example is None else torch.jit.trace(net, example)
+        script.save(str(path))
     return str(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["build", "read"]
 
 FOLDER = "/data/aotinductor/"
+# What compiled code says of the first size of its input.
+_TOO_SMALL = re.compile(r"dim value is too small at 0, expected it to be >= (\d+)")
+_OTHER = re.compile(r"unmatched dim value at 0, expected: (\d+)")
 
 
 def read(path: Path, trust: bool) -> Facts:
@@ -62,12 +66,58 @@ def build(path: str, device: str) -> Network:
             "on this machine, or give the exported program (torch.export.save)"
         ) from error
 
-    def network(x: torch.Tensor) -> torch.Tensor:
-        # Compiled for the plain layout; channels last would be read as it.
-        scores: torch.Tensor = runner(x.contiguous())
-        return scores
+    return Package(runner)
 
-    return network
+
+class Package:
+    """A loaded package as a function of a batch of any size.
+
+    Which sizes it was compiled for is not written in it, but told when another one is tried.
+
+    Parameters
+    ----------
+    runner : callable
+        What torch loads.
+    """
+
+    def __init__(self, runner: Callable[[torch.Tensor], Any]) -> None:
+        self._runner = runner
+        self._fixed: Network | None = None
+        self._least = 1
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        """Scores of a batch."""
+        try:
+            return self._run(x)
+        except RuntimeError as error:
+            if not self._learned(str(error)):
+                raise
+        return self._run(x)
+
+    def _run(self, x: torch.Tensor) -> Any:
+        if self._fixed is not None:
+            return self._fixed(x)
+        if len(x) < self._least:
+            from ..wrappers import FixedBatch
+
+            return FixedBatch(self._compiled, self._least)(x)
+        return self._compiled(x)
+
+    def _compiled(self, x: torch.Tensor) -> Any:
+        # Compiled for the plain layout: channels last would be read as if it were that.
+        return self._runner(x.contiguous())
+
+    def _learned(self, refusal: str) -> bool:
+        """Note what a refusal says of the batch size; False if it says nothing new."""
+        from ..wrappers import FixedBatch
+
+        if (small := _TOO_SMALL.search(refusal)) and int(small[1]) > self._least:
+            self._least = int(small[1])
+            return True
+        if (other := _OTHER.search(refusal)) and self._fixed is None:
+            self._fixed = FixedBatch(self._compiled, int(other[1]))
+            return True
+        return False
 
 
 def _target(path: str) -> dict[str, str]:
