@@ -23,6 +23,9 @@ def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> Co
     tags = [("TIFFTAG_SOFTWARE", f"daskinfer {__version__}")]
     if names and classes:
         tags.append(("CLASS_NAMES", json.dumps(names)))
+    if grid.point:
+        # Where the pixels lie, as the transform: GDAL writes GeoKeys by it.
+        tags.append(("AREA_OR_POINT", "Point"))
     # TIFF has colour tables for one band only.
     if colors and classes and form.bands > 1:
         tags.append(("CLASS_COLORS", json.dumps(colors)))
