@@ -12,33 +12,11 @@ from torch import nn
 
 import daskinfer as di
 from conftest import N3, P4, Pixel, noise, seeded, write_raster
-from daskinfer.infer import infer_chunk, release_actor, using_actor
 from daskinfer.metadata import nodata_of
 from daskinfer.raster import describe
-from daskinfer.settle import Choice, masking_halo, pick_bands, settle
 from daskinfer.source import source_of
+from engine import inferred
 from sources import everything, three_ways, valid_of, vrt
-
-# --- the engine in this thread --------------------------------------------------------------------
-
-
-def inferred(source, model, *, mask_halo=False, **choice):
-    """Output ``(band, y, x)`` of a source, chunk by chunk, and the number of tiles that ran."""
-    source = pick_bands(source_of(source), model)
-    inference, field = settle(source, model, Choice(**choice))
-    if mask_halo:
-        inference = masking_halo(inference, field)
-    form, tiles = inference.form, 0
-    result = np.empty((form.bands, *source.grid.scaled(inference.scale).shape), form.dtype)
-    with using_actor(inference) as actor:
-        for number in range(inference.tiling.chunks):
-            index = inference.tiling.index_of(number)
-            rows, cols = inference.window(index).slices()
-            done = infer_chunk(inference, index, source.read, actor)
-            result[:, rows, cols] = done.data
-            tiles += done.tiles
-    release_actor(inference)
-    return result, tiles
 
 
 def both_ways(path):
