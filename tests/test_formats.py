@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import io
+import json
 import os
 import sys
 import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -15,8 +19,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import daskinfer as di
-from conftest import N3, seeded
-from models import batch, export, in_new_process, run
+from conftest import N3, P4, Pixel, seeded
+from daskinfer.forward import Forward
+from models import batch, export, in_new_process, onnx_file, quiet, run
 
 # --- formats --------------------------------------------------------------------------------------
 
@@ -191,6 +196,265 @@ def test_code_in_a_pickle_of_weights_is_refused_and_not_run(tmp_path, factory):
     assert not (tmp_path / "harm").exists()
     torch.load(tmp_path / "a.pt", weights_only=False)
     assert (tmp_path / "harm").exists(), "the pickle was harmless"
+
+
+@pytest.fixture
+def harm(tmp_path):
+    """A pickle that makes a folder, and the folder."""
+    return Malicious(tmp_path / "harm"), tmp_path / "harm"
+
+
+def test_a_pickled_module_is_run_only_if_it_is_trusted(tmp_path):
+    net = seeded(N3)
+    torch.save(net, tmp_path / "net.pt")
+    with pytest.raises(ValueError, match=r"net\.pt' is a pickle that wants to run .*trust=True"):
+        di.load_model(tmp_path / "net.pt")
+    model = di.load_model(tmp_path / "net.pt", trust=True)
+    assert (model.kind, model.likely_bands) == ("pickle", 2)
+    assert torch.equal(run(model), net(batch()))
+
+
+@pytest.mark.parametrize("name", ["net.pt", "net.ckpt", "net.bin", "old.pt"])
+def test_code_in_a_pickle_of_a_model_is_not_run(tmp_path, harm, name):
+    code, folder = harm
+    torch.save({"model": code}, tmp_path / name, _use_new_zipfile_serialization=name != "old.pt")
+    with pytest.raises(ValueError, match="wants to run code"):
+        di.load_model(tmp_path / name)
+    assert not folder.exists()
+
+
+def test_trusted_weights_may_run_code(tmp_path, factory, harm):
+    code, folder = harm
+    net = pytest.importorskip("nets_of_users").make()
+    torch.save({"state_dict": net.state_dict(), "loop": code}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="do whatever you can"):
+        di.load_model(factory, weights=tmp_path / "a.pt")
+    assert not folder.exists()
+    di.load_model(factory, weights=tmp_path / "a.pt", trust=True)
+    assert folder.exists()
+
+
+def repacked(path, change):
+    """Another archive of the same entries, each put through `change`."""
+    other = path.with_name("other.pt2")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(other, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, change(name, old.read(name)))
+    return other
+
+
+def pickled_inputs(code):
+    """Sample inputs, which torch.export.load unpickles."""
+
+    def change(name, content):
+        if "/data/sample_inputs/" not in name:
+            return content
+        file = io.BytesIO()
+        torch.save(code, file)
+        return file.getvalue()
+
+    return change
+
+
+def evaluated_size(folder):
+    """A symbolic size, which torch.export.load evaluates."""
+
+    def change(name, content):
+        if not name.endswith("models/model.json"):
+            return content
+        program = json.loads(content)
+
+        def put(value):
+            if isinstance(value, dict):
+                for key, inner in value.items():
+                    if key == "expr_str":
+                        value[key] = f"__import__('os').mkdir({str(folder)!r})"
+                    else:
+                        put(inner)
+            elif isinstance(value, list):
+                for inner in value:
+                    put(inner)
+
+        put(program)
+        return json.dumps(program).encode()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [("inputs", "a pickle of more than tensors"), ("size", "a size in it is the expression")],
+)
+def test_code_in_an_exported_program_is_refused_and_not_run(tmp_path, harm, way, message):
+    code, folder = harm
+    path = tmp_path / "net.pt2"
+    export(path, seeded(N3))
+    change = pickled_inputs(code) if way == "inputs" else evaluated_size(folder)
+    evil = repacked(path, change)
+    with pytest.raises(ValueError, match=f"{message}.*trust=True"):
+        di.load_model(evil)
+    assert not folder.exists()
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.load(evil)
+    assert folder.exists(), "the archive was harmless"
+
+
+def test_a_file_does_not_say_of_itself_that_it_is_to_be_trusted(tmp_path):
+    path = export(tmp_path / "net.pt2", seeded(N3), metadata='{"trust": true, "scale": 2}')
+    model = di.load_model(path)
+    assert (model.trust, model.scale) == (False, (2,))
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nest", ["state_dict", "model_state_dict", "model", "weights", None])
+@pytest.mark.parametrize("prefix", ["module.", "model.", "net._orig_mod.", "module.model.", ""])
+def test_checkpoints_of_training_loops_are_understood(tmp_path, factory, nest, prefix):
+    net = pytest.importorskip("nets_of_users").make()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += 1
+    state = {prefix + name: value for name, value in net.state_dict().items()}
+    content = state if nest is None else {"epoch": 7, "optimizer": {"lr": 1e-3}, nest: state}
+    torch.save(content, tmp_path / "a.ckpt")
+    model = di.load_model(factory, weights=tmp_path / "a.ckpt")
+    assert torch.equal(run(model), net.eval()(batch()))
+
+
+def test_prefixes_that_belong_to_the_network_stay():
+    from daskinfer.loaders.checkpoint import without_prefixes
+
+    state = {"model.0.weight": 1, "model.1.weight": 2}
+    assert without_prefixes(state, state) == state
+
+
+def test_missing_and_unexpected_weights_are_listed(tmp_path, factory):
+    state = pytest.importorskip("nets_of_users").make().state_dict()
+    state["model.extra"] = state.pop("2.bias")
+    torch.save(state, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"1 missing \(2\.bias\); 1 unexpected \(model\.extra\)"):
+        di.load_model(factory, weights=tmp_path / "a.pt")
+
+
+def test_weights_of_another_shape_are_refused_with_both(tmp_path, factory):
+    state = pytest.importorskip("nets_of_users").make().state_dict()
+    state["2.bias"] = torch.zeros(7)
+    torch.save(state, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"2\.bias.*\[7\].*\[3\]"):
+        di.load_model(factory, weights=tmp_path / "a.pt")
+
+
+def test_weights_without_a_network_say_how_to_name_it(tmp_path):
+    state = seeded(N3).state_dict()
+    torch.save(state, tmp_path / "a.pth")
+    save_file(state, tmp_path / "a.safetensors")
+    for name in ("a.pth", "a.safetensors"):
+        with pytest.raises(ValueError, match=r"holds weights without.*package\.module:factory"):
+            di.load_model(tmp_path / name)
+
+
+# --- forms of inputs and outputs ------------------------------------------------------------------
+
+
+def test_a_program_of_half_precision_takes_float32(tmp_path):
+    net = seeded(N3).to(torch.bfloat16)
+    with quiet():
+        program = torch.export.export(net, (torch.zeros(1, 2, 12, 12, dtype=torch.bfloat16),))
+        torch.export.save(program, tmp_path / "a.pt2")
+    model = di.load_model(tmp_path / "a.pt2")
+    assert model.tile == (12, 12)
+    assert torch.equal(run(model), net(batch().bfloat16()))
+
+
+def test_a_program_of_whole_numbers_is_refused(tmp_path):
+    with quiet():
+        program = torch.export.export(Shifted(1), (torch.zeros(1, 2, 8, 8, dtype=torch.uint8),))
+        torch.export.save(program, tmp_path / "a.pt2")
+    with pytest.raises(ValueError, match="takes uint8; daskinfer gives it normalised float32"):
+        di.load_model(tmp_path / "a.pt2")
+
+
+def test_a_model_is_saved_with_its_recipe_and_what_it_may_be_fed(tmp_path):
+    net = seeded(P4)
+    spec = {"bands": ["red", "nir"], "scale": 1e-4, "clip_max": [1, float("inf")], "tta": "d4"}
+    saved = di.load_model(net, **spec).save(tmp_path / "net.pt2")
+    assert saved.recipe() == di.load_model(net, **spec).recipe()
+    assert (saved.kind, saved.in_bands, saved.tile) == ("pt2", 2, None)
+    plain = saved.patch(tta=())
+    for side in (4, 12, 20):
+        x = batch(side=side)
+        assert torch.allclose(run(plain, x), net(x), atol=1e-6)
+    with pytest.raises(ValueError, match="exported programs are named"):
+        saved.save(tmp_path / "net.onnx")
+
+
+def test_values_are_clipped_before_they_are_normalised():
+    model = di.load_model(
+        Pixel(), output="values", scale=0.1, clip_min=2, clip_max=[5, float("inf")], mean=2, std=3
+    )
+    raw = np.arange(0, 100, 5, dtype=np.uint8).reshape(1, 2, 2, 5).repeat(2, axis=0)
+    expected = (np.clip(raw * np.float32(0.1), 2, np.array([5, np.inf])[:, None, None]) - 2) / 3
+    assert np.allclose(Forward(model).run(raw, None), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"clip_min": 3, "clip_max": [4, 2]}, "clip_min must be below clip_max, got 3.0 and 2.0"),
+        ({"axes": "nhcw"}, "axes must be one of 'nchw', 'nhwc', got 'nhcw'"),
+        ({"accelerator": "tpu"}, "accelerator must be one of None, 'cpu', 'cuda', got 'tpu'"),
+        ({"trust": "yes"}, "trust must be one of True, False, got 'yes'"),
+    ],
+)
+def test_recipes_that_contradict_themselves_are_refused(spec, message):
+    with pytest.raises(ValueError, match=message):
+        di.load_model(seeded(N3), **spec)
+
+
+# --- ONNX -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("net", [N3, P4])
+def test_the_receptive_field_of_onnx_is_that_of_its_network(tmp_path, net):
+    model = di.load_model(onnx_file(tmp_path / "net.onnx", seeded(net)))
+    assert di.receptive_field(model) == di.receptive_field(seeded(net))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "told"),
+    [
+        (("n", "y", "x"), "nchw", (2, None)),
+        ((4, 32, 48), "nchw", (2, (32, 48))),
+        ((4, 32, 48), "nhwc", (2, (32, 48))),
+    ],
+)
+def test_the_input_of_onnx_is_read(tmp_path, shape, axes, told):
+    path = onnx_file(tmp_path / "net.onnx", seeded(N3), shape=shape, layout=axes)
+    model = di.load_model(path, axes=axes)
+    assert (model.in_bands, model.tile) == told
+    x = torch.randn(5, 2, *(model.tile or (20, 24)))
+    assert torch.allclose(run(model, x), seeded(N3)(x), atol=1e-6)
+
+
+def test_what_is_no_onnx_is_refused(tmp_path):
+    (tmp_path / "a.onnx").write_bytes(b"not a model")
+    with pytest.raises(ValueError, match=r"a\.onnx' is not ONNX that runs here"):
+        di.load_model(tmp_path / "a.onnx")
+
+
+def test_without_onnx_runtime_the_error_says_what_to_install(tmp_path, monkeypatch):
+    path = onnx_file(tmp_path / "net.onnx", seeded(N3))
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ImportError, match=r'pip install "daskinfer\[onnx\]"'):
+        di.load_model(path)
+
+
+def test_onnx_on_a_device_that_it_does_not_reach_is_refused(tmp_path):
+    model = di.load_model(onnx_file(tmp_path / "net.onnx", seeded(N3)))
+    with pytest.raises(ValueError, match="ONNX Runtime does not reach cuda: pip install"):
+        model.network("cuda")
 
 
 # --- refusals -------------------------------------------------------------------------------------

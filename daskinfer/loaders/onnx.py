@@ -93,7 +93,13 @@ def _session(path: str, device: str) -> Any:
     options.log_severity_level = 3
     kind, _, number = device.partition(":")
     providers: list[Any] = ["CPUExecutionProvider"]
+    unreached = ValueError(
+        f"model {path!r}: ONNX Runtime does not reach {device}: pip install onnxruntime-gpu in "
+        "place of onnxruntime, or pass device='cpu'"
+    )
     if kind == "cuda":
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            raise unreached
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": int(number or 0)}))
     elif kind != "cpu":
         raise ValueError(f"model {path!r}: ONNX Runtime runs on cpu and cuda here, not on {device}")
@@ -103,11 +109,8 @@ def _session(path: str, device: str) -> Any:
         # Errors of ONNX Runtime's own, which derive from nothing more special.
         raise ValueError(f"model {path!r} is not ONNX that runs here: {error}") from error
     if kind == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
-        # It would go on on the CPU without a word.
-        raise ValueError(
-            f"model {path!r}: ONNX Runtime does not reach {device}: pip install onnxruntime-gpu in "
-            "place of onnxruntime, or pass device='cpu'"
-        )
+        # Its libraries did not load: it would go on on the CPU without a word.
+        raise unreached
     return session
 
 
