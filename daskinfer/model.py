@@ -21,10 +21,10 @@ from .loaders.factory import call_factory, first_in_channels, is_factory, resolv
 from .loaders.facts import CODE, Facts, Network
 from .loaders.torchscript import convolved_bands
 from .mlm.read import read_item, recipe_of
-from .paths import absolute_name
 from .netrun import quiet
+from .paths import absolute_name
 from .shipping import ModelBytes, find_module, is_script, keep_module, pack_module
-from .spec import EMBEDDABLE, check_recipe, check_spec, tidy
+from .spec import EMBEDDABLE, PER_BAND, check_recipe, check_spec, tidy
 
 if TYPE_CHECKING:
     import torch
@@ -411,6 +411,9 @@ def _from_file(path: Path, defaults: dict[str, Any], spec: dict[str, Any]) -> Mo
     told = dict(facts.metadata)
     if "mlm" in told:
         told = recipe_of(told["mlm"], spec)
+    if set(PER_BAND) & defaults.keys():
+        # Half of one normalisation and half of another would be neither.
+        told = {name: value for name, value in told.items() if name not in PER_BAND}
     told = {"accelerator": facts.accelerator} | told | defaults
     merged = {name: value for name, value in told.items() if name in EMBEDDABLE} | spec
     in_bands, tile = _input_of(facts, merged.get("axes", "nchw"))

@@ -78,7 +78,7 @@ def _count(model: Model) -> str:
 def _formula(model: Model) -> str:
     """What the network sees, as arithmetic of what is stored."""
     if model.scale is None:
-        text = "raw, by the raster's own scale"
+        text = "raw * the raster's own scale"
     else:
         text = "raw" if model.scale == (1.0,) else f"raw * {_list(model.scale)}"
     if model.offset not in (None, (0.0,)):

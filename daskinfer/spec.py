@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from .model import Model, Numbers
 
-__all__ = ["EMBEDDABLE", "SPEC", "SYMMETRIES", "check_recipe", "check_spec", "tidy"]
+__all__ = ["EMBEDDABLE", "PER_BAND", "SPEC", "SYMMETRIES", "check_recipe", "check_spec", "tidy"]
 
 OUTPUTS = ("classes", "probabilities", "values", "objects")
 ACTIVATIONS = (None, "softmax", "sigmoid", "identity")
@@ -24,11 +24,11 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 AXES = ("nchw", "nhwc")
 ACCELERATORS = (None, "cpu", "cuda")
 
-_PER_BAND = ("scale", "offset", "mean", "std", "clip_min", "clip_max")
+PER_BAND = ("scale", "offset", "mean", "std", "clip_min", "clip_max")
 _TEXTS = ("bands", "class_names", "class_colors")
 _OTHERS = ("fill", "output", "activation", "threshold", "tile", "tta", "precision", "compile",
            "axes", "accelerator", "trust", "head", "dtype", "confidence")  # fmt: skip
-SPEC = (*_PER_BAND, *_TEXTS, *_OTHERS)
+SPEC = (*PER_BAND, *_TEXTS, *_OTHERS)
 EMBEDDABLE = tuple(name for name in SPEC if name != "trust")
 """What a file may say of itself: not that it is to be trusted."""
 
@@ -64,7 +64,7 @@ def tidy(spec: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in spec.items():
         if value is None:
             tidy[name] = None
-        elif name in _PER_BAND:
+        elif name in PER_BAND:
             tidy[name] = _numbers(name, value)
         elif name == "tta":
             tidy[name] = SYMMETRIES if value == "d4" else tuple(value)
@@ -128,7 +128,7 @@ def _check_bands(model: Model) -> None:
         if doubled:
             raise ValueError(f"bands names {doubled[0]!r} twice: {list(model.bands)}")
     expected = model.n_bands
-    counted = {name: getattr(model, name) for name in ("bands", *_PER_BAND)}
+    counted = {name: getattr(model, name) for name in ("bands", *PER_BAND)}
     for name, values in counted.items():
         if values is not None and len(values) not in (1, expected) and expected is not None:
             raise ValueError(f"{name} has {len(values)} entries for a model of {expected} bands")
@@ -137,7 +137,7 @@ def _check_bands(model: Model) -> None:
             f"the model takes {model.in_bands} bands, bands names {len(model.bands)}: "
             f"{list(model.bands)}"
         )
-    for name in _PER_BAND:
+    for name in PER_BAND:
         values = getattr(model, name) or ()
         if name not in _LIMITS and not all(math.isfinite(value) for value in values):
             raise ValueError(f"{name} must be finite, got {list(values)}")

@@ -155,9 +155,8 @@ def _output(model: Model, channels: int) -> dict[str, Any]:
 def _class(value: int, name: str, color: str | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "value": value,
-        # Of letters, digits and dashes only; the name itself is the title.
+        # Of letters, digits and dashes only; the name itself describes it.
         "name": re.sub(r"[^0-9A-Za-z-_]+", "-", name) or str(value),
-        "title": name,
         "description": name,
     }
     return entry if color is None else entry | {"color_hint": color.lstrip("#").upper()}
