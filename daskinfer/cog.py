@@ -9,14 +9,13 @@ chunks in flight, and the file itself says what is done.
 Byte counts commit, not offsets: GDAL, libtiff and tifffile all call a tile missing when its byte
 count is zero, and GDAL fails on a tile that has a count and no offset.
 
-Finishing makes the levels that no chunk could make alone and copies encoded tiles into the order
-of GDAL's own COG driver.  No tile is encoded twice.
+Levels that no chunk could make alone are made as soon as what they are made of is there.  Finishing
+makes the last of them, and copies encoded tiles into the order of GDAL's own COG driver.  No tile
+is encoded twice.
 """
 
 from __future__ import annotations
 
-import errno
-import itertools
 import os
 import struct
 from collections.abc import Sequence
@@ -25,24 +24,19 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import rasterio
 from numpy.typing import NDArray
-from rasterio.errors import RasterioIOError
-from rasterio.windows import Window
 
 from daskinfer import cogstats, tiff
 from daskinfer.cogspec import CogSpec, no_georeferencing_warning, template
-from daskinfer.cogstats import StatisticsTable, blank_statistics
-from daskinfer.encode import EncodedChunk, EncodedPart, encode_chunk, encode_levels, encode_tile
+from daskinfer.cogstats import StatisticsTable
+from daskinfer.encode import EncodedChunk, EncodedPart, encode_chunk, encode_nothing, encode_tile
 from daskinfer.filelock import FileLock
 from daskinfer.overview import Shape
 from daskinfer.tilecopy import compact, copy_tiles
 from daskinfer.tileindex import IndexedFile, new_file, read_at, rename
+from daskinfer.upper import Region, made_from, regions
 
 __all__ = ["CogSpec", "EncodedChunk", "WorkFile", "encode_chunk"]
-
-# The levels above the chunks' own are made from regions of about this many bytes, per thread.
-_REGION_BYTES = 32 << 20
 
 # Sizes of the shared tile of nodata and of the table of statistics, in front of both.
 _SHARED = struct.Struct("<IQ")
@@ -213,26 +207,40 @@ class WorkFile:
         FileNotFoundError
             If the file was finished meanwhile.
         """
-        with self._lock.short():
-            at = self._file.grow(len(encoded.data))
-        self._file.write(encoded.data, at)
+        todo = self._append(encoded, sync)
+        while todo:
+            todo += self._raise(todo.pop())
+
+    def _append(self, encoded: EncodedChunk, sync: bool = False) -> list[Region]:
+        """Write and commit; returns the regions of upper levels that are then complete."""
+        at = self._place(encoded)
         if sync:
             self._file.sync()
         # Locked again: a chunk that was given to a second worker may arrive twice at once, and
         # the offset of one with the byte count of the other would be no tile.
         with self._lock.short():
             self._commit(encoded, at)
+            return self._completed(encoded)
+
+    def _place(self, encoded: EncodedChunk) -> int:
+        """Write tiles that nothing points at yet; returns where they are."""
+        with self._lock.short():
+            at = self._file.grow(len(encoded.data))
+        self._file.write(encoded.data, at)
+        return at
 
     def _commit(self, encoded: EncodedChunk, at: int) -> None:
         """Point the index at tiles that start at `at`.
 
         A tile that is committed already is taken out first, or else a kill half-way could leave
-        a new offset with an old count.
+        a new offset with an old count; and so are those that were made from it.
         """
         parts = encoded.parts
         for part in parts:
             if self._file.counts_of(part.level, part.row, part.col, part.sizes.shape).any():
                 self._file.patch_counts(part.level, part.row, part.col, 0 * part.sizes)
+                if part.level == parts[-1].level:
+                    self._take_out_above(part)
         for part in parts:
             ends = at + np.cumsum(part.sizes).reshape(part.sizes.shape)
             at += int(part.sizes.sum())
@@ -351,67 +359,66 @@ class WorkFile:
                 f" the first at row {row}, column {col}: write them, or pass allow_missing=True"
             )
         for row, col in np.argwhere(~self.done()):
-            self.append(self._empty_chunk(int(row), int(col)))
-
-    def _empty_chunk(self, row: int, col: int) -> EncodedChunk:
-        parts = []
-        for level in range(self.levels + 1):
-            grid = self.spec.grid(level)
-            # Rounding matters only where the chunk side is that of the raster: one chunk, from 0.
-            across = [-(-side // self.spec.chunk_step(level)) for side in self.chunk]
-            top, left = row * across[0], col * across[1]
-            sizes = np.zeros((min(across[0], grid[0] - top), min(across[1], grid[1] - left)), int)
-            parts += [
-                EncodedPart(level, top + plane * grid[0], left, sizes)
-                for plane in range(self.spec.planes)
-            ]
-        statistics = None
-        if self.spec.with_statistics and self.spec.nodata is None:
-            corner = row * self.chunk[0], col * self.chunk[1]
-            sides = [
-                min(side, size - at)
-                for side, size, at in zip(self.chunk, self.spec.shapes[0], corner, strict=True)
-            ]
-            statistics = blank_statistics(
-                (sides[0], sides[1]), self.spec.blocksize, self.spec.count
-            )
-        return EncodedChunk(tuple(parts), b"", statistics)
+            self._append(encode_nothing(self.spec, self.chunk, int(row), int(col)))
 
     def _raise_levels(self, threads: int) -> None:
-        """Make the levels above the last that is complete, each from the one below it."""
-        top = len(self.spec.shapes) - 1
-        base = 0
-        while base < self.levels and self._file.counts(base + 1).all():
-            base += 1
+        """Make what is missing of the levels above those of chunks."""
+        level = 0
+        while level < self.levels and self._file.counts(level + 1).all():
+            level += 1
         with no_georeferencing_warning(), ThreadPoolExecutor(threads) as pool:
-            while base < top:
-                step = min(self._region_levels(), top - base)
-                corners = itertools.product(
-                    *(range(0, n, self.spec.chunk_step(step)) for n in self.spec.shapes[base])
-                )
-                for _ in pool.map(partial(self._raise_region, base, step), corners):
+            while todo := list(regions(self.spec, level)):
+                ups = range(1, todo[0].step + 1)
+                missing = [r for r in todo if not all(self._is_there(r, up) for up in ups)]
+                for _ in pool.map(self._raise, missing):
                     pass
-                base += step
+                level += todo[0].step
 
-    def _region_levels(self) -> int:
-        """Levels to make from one region, for it to be of bounded size."""
-        block = self.spec.blocksize**2 * self.spec.count * np.dtype(self.spec.dtype).itemsize
-        return max(1, int(np.log2(max(1, _REGION_BYTES // block))) // 2)
+    def _raise(self, region: Region) -> list[Region]:
+        """Make what is made of a region; returns the regions that are then complete."""
+        seen = self._looked_at(region)
+        encoded = region.encode(self.path, self.spec)
+        at = self._place(encoded)
+        with self._lock.short():
+            # A tile that was replaced meanwhile is read by whoever replaced it.
+            if not np.array_equal(self._looked_at(region), seen):
+                return []
+            self._commit(encoded, at)
+            return self._completed(encoded)
 
-    def _raise_region(self, base: int, step: int, corner: tuple[int, int]) -> None:
-        sides = [
-            min(self.spec.chunk_step(step), n - at)
-            for n, at in zip(self.spec.shapes[base], corner, strict=True)
-        ]
-        window = Window(corner[1], corner[0], sides[1], sides[0])
-        options = {"overview_level": base - 1} if base else {}
-        try:
-            with rasterio.open(self.path, **options) as dataset:
-                array = dataset.read(window=window)
-        except RasterioIOError as error:
-            raise OSError(errno.EIO, f"level {base} cannot be read", self.path) from error
-        levels = range(base + 1, base + step + 1)
-        self.append(encode_levels(self.spec, array, corner, levels))
+    def _looked_at(self, region: Region) -> NDArray[np.int64]:
+        """Where the tiles of a region are, by which it is known whether they changed."""
+        row, col, grid = region.tiles(self.spec)
+        rows = self.spec.grid(region.level)[0]
+        planes = range(self.spec.planes)
+        spans = [self._file.offsets_of(region.level, row + p * rows, col, grid) for p in planes]
+        return np.stack(spans)
+
+    def _is_there(self, region: Region, up: int = 0) -> bool:
+        """Whether all tiles of a region are, or those that it makes so many levels up."""
+        row, col, grid = region.tiles(self.spec, up)
+        level, planes = region.level + up, range(self.spec.planes)
+        rows = self.spec.grid(level)[0]
+        return all(self._file.counts_of(level, row + p * rows, col, grid).all() for p in planes)
+
+    def _completed(self, encoded: EncodedChunk) -> list[Region]:
+        """Regions of which all tiles are there, now that these are."""
+        if self.spec.transform is None:
+            # rasterio warns of such a file, and hiding that is not safe in threads: `finish` does.
+            return []
+        part = next(part for part in encoded.parts if part.level == encoded.parts[-1].level)
+        return [region for region in made_from(self.spec, part) if self._is_there(region)]
+
+    def _take_out_above(self, part: EncodedPart) -> None:
+        """Take out the tiles of upper levels that were made from others."""
+        plane = part.row // self.spec.grid(part.level)[0]
+        row, col = part.row - plane * self.spec.grid(part.level)[0], part.col
+        last = row + part.sizes.shape[0] - 1, col + part.sizes.shape[1] - 1
+        for level in range(part.level + 1, len(self.spec.shapes)):
+            up = level - part.level
+            grid = (last[0] >> up) - (row >> up) + 1, (last[1] >> up) - (col >> up) + 1
+            first = (row >> up) + plane * self.spec.grid(level)[0]
+            self._file.patch_counts(level, first, col >> up, np.zeros(grid, np.int64))
 
     def _described(self, failed: int) -> tiff.Ifd:
         """Tags of the full resolution, with those among them that are known at the end only."""

@@ -18,7 +18,7 @@ from rasterio.io import MemoryFile
 
 from daskinfer import tiff
 from daskinfer.cogspec import CogSpec, gdal_profile
-from daskinfer.cogstats import Table, block_statistics
+from daskinfer.cogstats import Table, blank_statistics, block_statistics
 from daskinfer.overview import Array, reduce2x2
 
 # Codecs that need no more of the file than the bytes of the tile; GDAL encodes the others, which
@@ -154,6 +154,44 @@ def encode_levels(
             part = _encode_tiles(spec, bands, level, row, col, data)
             parts.append(replace(part, row=part.row + plane * rows))
     return EncodedChunk(tuple(parts), data, statistics)
+
+
+def encode_nothing(spec: CogSpec, chunk: tuple[int, int], row: int, col: int) -> EncodedChunk:
+    """Encode a chunk of which nothing is known: nodata, or 0, without looking at pixels.
+
+    Parameters
+    ----------
+    spec : CogSpec
+        The file.
+    chunk : (int, int)
+        Sides of the chunk grid in pixels.
+    row, col : int
+        Of the chunk in that grid.
+
+    Returns
+    -------
+    EncodedChunk
+        As `encode_chunk` of an array full of `spec.fill`.
+    """
+    parts = []
+    for level in range(spec.local_levels(chunk) + 1):
+        grid = spec.grid(level)
+        # Rounding matters only where the chunk side is that of the raster: one chunk, from 0.
+        across = [-(-side // spec.chunk_step(level)) for side in chunk]
+        top, left = row * across[0], col * across[1]
+        sizes = np.zeros((min(across[0], grid[0] - top), min(across[1], grid[1] - left)), int)
+        parts += [
+            EncodedPart(level, top + plane * grid[0], left, sizes) for plane in range(spec.planes)
+        ]
+    statistics = None
+    if spec.with_statistics and spec.nodata is None:
+        corner = row * chunk[0], col * chunk[1]
+        height, width = (
+            min(side, size - at)
+            for side, size, at in zip(chunk, spec.shapes[0], corner, strict=True)
+        )
+        statistics = blank_statistics((height, width), spec.blocksize, spec.count)
+    return EncodedChunk(tuple(parts), b"", statistics)
 
 
 def _encode_tiles(

@@ -238,12 +238,23 @@ class IndexedFile:
         ndarray of int64, shape `grid`
             Bytes; zero where the tile is missing.
         """
-        across = self.layout.grids[level][1]
-        start = self.layout.counts_at[level]
+        return self._rectangle(level, row, col, grid, self.layout.counts_at[level], "<u4")
+
+    def offsets_of(
+        self, level: int, row: int, col: int, grid: tuple[int, ...]
+    ) -> NDArray[np.int64]:
+        """Offsets of a rectangle of tiles, as `counts_of`."""
+        return self._rectangle(level, row, col, grid, self.layout.offsets_at[level], "<u8")
+
+    def _rectangle(
+        self, level: int, row: int, col: int, grid: tuple[int, ...], start: int, dtype: str
+    ) -> NDArray[np.int64]:
+        across, size = self.layout.grids[level][1], np.dtype(dtype).itemsize
         lines = [
-            self.read(4 * grid[1], start + 4 * ((row + i) * across + col)) for i in range(grid[0])
+            self.read(size * grid[1], start + size * ((row + i) * across + col))
+            for i in range(grid[0])
         ]
-        return np.frombuffer(b"".join(lines), "<u4").astype(np.int64).reshape(grid)
+        return np.frombuffer(b"".join(lines), dtype).astype(np.int64).reshape(grid)
 
     def _array(self, level: int, at: int, dtype: str) -> NDArray[np.int64]:
         rows, cols = self.layout.grids[level]
