@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -21,7 +21,7 @@ __all__ = ["Reading", "assembled"]
 
 Numbers = float | Mapping[str, float] | None
 
-# Of a remote file opening is waiting; more would be a burst on the server.
+# More would be a burst on a server.
 _OPENING = 8
 
 
@@ -92,8 +92,7 @@ class Reading:
         for path in paths:
             if not isinstance(path, (str, os.PathLike)):
                 raise TypeError(f"a list of sources is one of paths, got {type(path).__name__}")
-        with ThreadPoolExecutor(min(_OPENING, len(paths))) as pool:
-            rasters = list(pool.map(lambda path: self.file(path, bands, name), paths))
+        rasters = _opened(lambda path: self.file(path, bands, name), paths)
         return [(os.fspath(path), raster) for path, raster in zip(paths, rasters, strict=True)]
 
 
@@ -147,6 +146,12 @@ def _made(source: Any, reading: Reading, bands: Bands) -> Source:
     return mosaic_of(reading.files(source, bands), reading.target)
 
 
+def _opened(open_one: Callable[[Any], Raster], each: Sequence[Any]) -> list[Raster]:
+    """Open files, several at a time: over a network opening is waiting."""
+    with ThreadPoolExecutor(min(_OPENING, len(each))) as pool:
+        return list(pool.map(open_one, each))
+
+
 def _of_items(items: Sequence[Item], reading: Reading, bands: Bands) -> Source:
     """STAC items side by side, later ones on top."""
     wanted = [stac_bands(item, bands) for item in items]
@@ -157,8 +162,7 @@ def _of_items(items: Sequence[Item], reading: Reading, bands: Bands) -> Source:
                 f"{item.name} has bands {own}, {items[0].name} has {names[0]}: choose with bands=[]"
             )
     every = [band for own in wanted for band in own]
-    with ThreadPoolExecutor(min(_OPENING, len(every))) as pool:
-        opened = iter(list(pool.map(reading.asset, every)))
+    opened = iter(_opened(reading.asset, every))
     stacks = [
         (item.name, [(band.name, next(opened)) for band in own])
         for item, own in zip(items, wanted, strict=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -163,6 +164,8 @@ def _loaded(path: str) -> Any:
             return json.load(file)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"source {path!r}: no such file") from error
+    except urllib.error.URLError as error:
+        raise OSError(f"source {path!r} could not be read: {error}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"source {path!r} is not JSON: {error}") from error
 
