@@ -42,6 +42,7 @@ ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
+SchedulerParameters=sched_interval=1,bf_interval=1
 SlurmdParameters=config_overrides
 JobRequeue=1
 KillWait=5
