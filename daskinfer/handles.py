@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 import rasterio
+from rasterio._err import CPLE_BaseError
 from rasterio.errors import RasterioIOError
 
 __all__ = ["Sign", "drop_handle", "handle", "identity_of", "open_dataset"]
@@ -40,7 +41,8 @@ def open_dataset(path: str, sign: Sign | None = None) -> rasterio.DatasetReader:
     try:
         # sharing=False: GDAL would hand the same handle to every thread that opens this path.
         return rasterio.open(path if sign is None else sign(path), sharing=False)
-    except RasterioIOError as error:
+    # Of some broken headers rasterio passes on GDAL's own error.
+    except (RasterioIOError, CPLE_BaseError) as error:
         if "://" not in path and not path.startswith("/vsi") and not os.path.exists(path):
             raise FileNotFoundError(f"source {path!r}: no such file") from error
         raise ValueError(f"source {path!r} is not a raster that GDAL opens: {error}") from error

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import rasterio
 import rasterio.windows
+from rasterio._err import CPLE_BaseError
 from rasterio.enums import ColorInterp
 from rasterio.errors import RasterioIOError
 
@@ -358,30 +359,41 @@ def describe(
         environment(path) if is_remote(path) else nullcontext(),
         open_dataset(path, sign) as dataset,
     ):
-        check_dataset(dataset, path)
-        numbers = data_bands(dataset, path)
-        scales, offsets = dataset.scales, dataset.offsets
-        raster = Raster(
-            path=path,
-            grid=Grid.of_dataset(dataset),
-            origin=(0, 0),
-            indexes=numbers,
-            band_names=band_names(dataset, numbers),
-            dtype=common_dtype(dataset, numbers, path),
-            nodata=nodata_of(dataset, numbers, nodata) if mask else (None,) * len(numbers),
-            scales=tuple(float(scales[n - 1]) for n in numbers),
-            offsets=tuple(float(offsets[n - 1]) for n in numbers),
-            block=tuple(dataset.block_shapes[0]),
-            mask=mask_kind(dataset) if mask else None,
-            identity=identity_of(path),
-            extent=dataset.shape,
-            sign=sign,
-            aliases=band_aliases(dataset, numbers),
-            covers=coverage(dataset, numbers) if mask else None,
-        )
+        try:
+            raster = _described(dataset, path, nodata, mask, sign)
+        except CPLE_BaseError as error:
+            # GDAL reads a header as far as it is asked for.
+            raise ValueError(f"source {path!r} is not a raster that GDAL opens: {error}") from error
     raster = raster.select(bands)
     area = area_of(window, bounds, bounds_crs, raster.grid)
     return raster if area is None else raster.crop(area)
+
+
+def _described(
+    dataset: rasterio.DatasetReader, path: str, nodata: Nodata, mask: bool, sign: Sign | None
+) -> Raster:
+    """All of an open dataset."""
+    check_dataset(dataset, path)
+    numbers = data_bands(dataset, path)
+    scales, offsets = dataset.scales, dataset.offsets
+    return Raster(
+        path=path,
+        grid=Grid.of_dataset(dataset),
+        origin=(0, 0),
+        indexes=numbers,
+        band_names=band_names(dataset, numbers),
+        dtype=common_dtype(dataset, numbers, path),
+        nodata=nodata_of(dataset, numbers, nodata) if mask else (None,) * len(numbers),
+        scales=tuple(float(scales[n - 1]) for n in numbers),
+        offsets=tuple(float(offsets[n - 1]) for n in numbers),
+        block=tuple(dataset.block_shapes[0]),
+        mask=mask_kind(dataset) if mask else None,
+        identity=identity_of(path),
+        extent=dataset.shape,
+        sign=sign,
+        aliases=band_aliases(dataset, numbers),
+        covers=coverage(dataset, numbers) if mask else None,
+    )
 
 
 def layout_warning(source: object, window: Window) -> str | None:
