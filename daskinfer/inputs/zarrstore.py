@@ -1,0 +1,140 @@
+"""Zarr stores as arrays ``(band, y, x)``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from affine import Affine
+
+from ..grid import GRID_MAPPING
+
+__all__ = ["is_zarr", "open_zarr"]
+
+_ROWS = {"y", "lat", "latitude", "northing", "row"}
+_COLS = {"x", "lon", "longitude", "easting", "col", "column"}
+
+
+def is_zarr(source: Any) -> bool:
+    """Whether a source is the path or URL of a Zarr store, or of a group in one.
+
+    >>> is_zarr("scene.zarr"), is_zarr("s3://bucket/scene.zarr/10m"), is_zarr("scene.tif")
+    (True, True, False)
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return False
+    return any(part.lower().endswith(".zarr") for part in Path(os.fspath(source)).parts)
+
+
+def open_zarr(path: Any) -> xr.DataArray:
+    """A store as a lazy DataArray ``(band, y, x)`` of the numbers as stored.
+
+    The grid is that of its CF grid mapping and coordinates, or of GeoZarr's ``proj:`` and
+    ``spatial:`` attributes.  Variables of one grid become bands; dimensions named for latitude and
+    longitude, or row and column, become ``y`` and ``x``.
+
+    Parameters
+    ----------
+    path : path or URL
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the extra ``zarr``.
+    FileNotFoundError
+        If there is no store.
+    ValueError
+        If it holds no raster, or several that do not fit together.
+    """
+    name = os.fspath(path)
+    try:
+        import zarr  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"reading {name} needs zarr: pip install 'daskinfer[zarr]'"
+        ) from error
+    if "://" not in name and not os.path.exists(name):
+        raise FileNotFoundError(f"source {name!r}: no such file")
+    # mask_and_scale: nodata is matched on numbers as stored, and these are scaled once, by us.
+    dataset = xr.open_zarr(name, mask_and_scale=False, decode_coords="all", consolidated=None)
+    rasters = [_named_axes(variable) for variable in dataset.data_vars.values()]
+    rasters = [raster for raster in rasters if {"y", "x"} <= set(raster.dims)]
+    if not rasters:
+        raise ValueError(f"{name} holds no variable with two axes of space: {list(dataset)}")
+    array = rasters[0] if len(rasters) == 1 else _joined(name, rasters)
+    array = _three_axes(name, array)
+    return _placed(array, dataset.attrs)
+
+
+def _named_axes(array: xr.DataArray) -> xr.DataArray:
+    """With space axes called y and x."""
+    names = {}
+    for dim in array.dims:
+        for target, known in (("y", _ROWS), ("x", _COLS)):
+            if str(dim).lower() in known and target not in array.dims:
+                names[dim] = target
+    return array.rename(names)
+
+
+def _joined(name: str, rasters: Sequence[xr.DataArray]) -> xr.DataArray:
+    """Variables of one grid as bands."""
+    first = rasters[0]
+    for other in rasters[1:]:
+        same = other.dims == first.dims == ("y", "x") and other.shape == first.shape
+        if not (same and other.dtype == first.dtype and _fill(other) == _fill(first)):
+            raise ValueError(
+                f"{name} holds {first.name} {first.dims} {first.shape} {first.dtype} and "
+                f"{other.name} {other.dims} {other.shape} {other.dtype}, which are not bands of one "
+                "raster: open it with xarray and pass one of them"
+            )
+    stacked = xr.concat(rasters, dim="band", compat="override", coords="minimal", join="override")
+    stacked = stacked.assign_coords(band=[str(raster.name) for raster in rasters])
+    scales = [float(raster.attrs.get("scale_factor", 1.0)) for raster in rasters]
+    offsets = [float(raster.attrs.get("add_offset", 0.0)) for raster in rasters]
+    stacked.attrs = {key: value for key, value in first.attrs.items() if key == "_FillValue"}
+    if any(scale != 1 for scale in scales) or any(offsets):
+        told = {"dtype": str(first.dtype)}
+        stacked = stacked.assign_coords(
+            scale=("band", scales, told), offset=("band", offsets, told)
+        )
+    return stacked.rename("scene")
+
+
+def _fill(array: xr.DataArray) -> Any:
+    value = array.attrs.get("_FillValue")
+    return None if value is None else str(value)
+
+
+def _three_axes(name: str, array: xr.DataArray) -> xr.DataArray:
+    others = [dim for dim in array.dims if dim not in ("y", "x")]
+    for dim in list(others):
+        if len(others) > 1 and array.sizes[dim] == 1:
+            array = array.isel({dim: 0}, drop=True)
+            others.remove(dim)
+    if len(others) > 1:
+        raise ValueError(
+            f"{name} has axes {array.dims}: open it with xarray and choose of {others} down to one"
+        )
+    return array.transpose(*others, "y", "x")
+
+
+def _placed(array: xr.DataArray, told: dict[Any, Any]) -> xr.DataArray:
+    """With its grid mapping where `grid_of` looks for it."""
+    mapping = array.attrs.pop("grid_mapping", None) or array.encoding.get("grid_mapping")
+    if mapping and mapping != GRID_MAPPING and mapping in array.coords:
+        array = array.rename({mapping: GRID_MAPPING})
+    array.encoding.pop("grid_mapping", None)
+    attrs = {**told, **array.attrs}
+    if array.rio.crs is None:
+        code = attrs.get("proj:code") or attrs.get("proj:wkt2") or attrs.get("proj:projjson")
+        epsg = attrs.get("proj:epsg")
+        if code is not None or epsg is not None:
+            array = array.rio.write_crs(f"EPSG:{epsg}" if code is None else code)
+    transform = attrs.get("spatial:transform") or attrs.get("proj:transform")
+    if transform is not None and "x" not in array.coords:
+        array = array.rio.write_transform(Affine(*np.asarray(transform, float)[:6]))
+    return array
