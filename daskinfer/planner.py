@@ -35,6 +35,7 @@ from .settle import Choice, Halo, Size, masking_halo, pick_bands, settle
 from .source import Source, source_of
 from .splitting.pieces import Places, auto_side, check_folder, check_side, dividing
 from .stats import with_statistics
+from .zarrwork import ZarrDraft, check_store, is_zarr_output
 from .tiling import Tiling, round_up
 
 __all__ = [
@@ -96,8 +97,10 @@ class Plan:
     split: int | None = None
 
     @property
-    def draft(self) -> Draft:
+    def draft(self) -> Draft | ZarrDraft:
         """The file or files to write."""
+        if is_zarr_output(self.output):
+            return ZarrDraft(self.cog, self.inference.chunk)
         return Draft(self.cog, self.inference.chunk, self.split)
 
     @property
@@ -442,14 +445,20 @@ def _block(blocksize: int | str, chunk: Size, split: Any = None) -> int:
 
 def check_output(path: str, source: Any, overwrite: bool) -> str:
     """The output's path, if it can be written; errors as of `plan`."""
-    if is_split(path):
+    if is_zarr_output(path):
+        if is_object(path):
+            raise ValueError(f"output {path!r}: a Zarr store is written to a folder, not an object")
+        check_store(path, overwrite)
+    elif is_split(path):
         if is_object(path):
             raise ValueError(
                 f"output {path!r}: a folder of files cannot be sent to an object store"
             )
         check_folder(path, overwrite)
     elif Path(path).suffix.lower() not in (".tif", ".tiff"):
-        raise ValueError(f"output {path!r}: daskinfer writes GeoTIFF, name it .tif")
+        raise ValueError(
+            f"output {path!r}: daskinfer writes GeoTIFF, name it .tif (or .zarr, for a Zarr store)"
+        )
     if is_object(path):
         check_writable(path, overwrite)
         # Where it grows; what an earlier run left there is not the output.
@@ -462,7 +471,7 @@ def check_output(path: str, source: Any, overwrite: bool) -> str:
         raise PermissionError(f"output folder {str(folder)!r} is not writable")
     if _same_file(source, path):
         raise ValueError(f"output {path!r} is the source itself: choose another name")
-    if os.path.isdir(path):
+    if os.path.isdir(path) and not is_zarr_output(path):
         raise ValueError(f"output {path!r} is a folder: name a .tif file in it")
     if os.path.exists(path) and not overwrite:
         raise FileExistsError(f"output {path!r} exists: pass overwrite=True to replace it")

@@ -17,6 +17,7 @@ from .handles import Sign
 from .inputs.gather import TargetGrid
 from .inputs.opening import Reading, assembled
 from .inputs.protocol import Source
+from .inputs.zarrstore import is_zarr, open_zarr
 from .pixels import Pixels, cutter, valid_pixels
 from .selection import Bands, area_of, find_bands
 from .tiling import Span, Window
@@ -278,6 +279,8 @@ def open_raster(
     (6, 192, 384)
     """
     target = TargetGrid.of(like, crs, resolution, resampling)
+    if is_zarr(source):
+        source = open_zarr(source)
     if isinstance(source, xr.DataArray):
         if target.given or any(option is not None for option in (stack, scale, offset)):
             raise ValueError(
@@ -337,6 +340,8 @@ def source_of(
     chunk is decoded for whichever part of it is asked for: eight times the file in a run whose
     chunks have its size, for each touches eight others with its halo.
     """
+    if is_zarr(source):
+        source = open_zarr(source)
     if not isinstance(source, xr.DataArray):
         return _cropped(assembled(source, Reading(), bands), window, bounds, bounds_crs)
     files = opened_source(source)
