@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import warn_user
 from .field import ReceptiveField
@@ -19,6 +19,9 @@ from .measured import field_of, remembered
 from .model import Model, load_model
 from .probe import measure_field
 from .tiling import round_up
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "DEFAULT_OVERLAP",
@@ -110,19 +113,16 @@ def _refuse_unsteady(model: Model, bands: int, size: tuple[int, int]) -> None:
     height, width = (side * -(-32 // side) if model.tile is None else side for side in size)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn((2, bands, height, width), generator=generator)
-    with torch.inference_mode():
-        try:
-            both, again, alone = network(x), network(x), network(x[1:])
-        except Exception:
-            # Such sizes are refused for a reason of their own, which is told where they matter.
-            return
-    if not all(isinstance(scores, torch.Tensor) for scores in (both, again, alone)):
+    alone, again, both = (_scores(network, part) for part in (x[1:], x[1:], x))
+    if alone is None or again is None:
         return
-    if not torch.allclose(both.float(), again.float(), rtol=1e-3, atol=1e-5, equal_nan=True):
+    if not torch.allclose(alone.float(), again.float(), rtol=1e-3, atol=1e-5, equal_nan=True):
         raise ValueError(
             "the model gives two results for one input (dropout that is always on, or exported in "
             "train mode?): export it after model.eval()"
         )
+    if both is None:
+        return
     beside = both[1:]
     if beside.shape != alone.shape or not torch.allclose(
         beside.float(), alone.float(), rtol=1e-3, atol=1e-5, equal_nan=True
@@ -132,6 +132,19 @@ def _refuse_unsteady(model: Model, bands: int, size: tuple[int, int]) -> None:
             "without running statistics, or exported in train mode?): it would change with "
             "batch_size"
         )
+
+
+def _scores(network: Callable[[Any], Any], x: torch.Tensor) -> torch.Tensor | None:
+    """What a network makes of an input; None where it refuses the size, which is told elsewhere."""
+    import torch
+
+    with torch.inference_mode():
+        try:
+            scores = network(x)
+        except Exception:
+            # Such sizes are refused for a reason of their own, which is told where they matter.
+            return None
+    return scores if isinstance(scores, torch.Tensor) else None
 
 
 _STRIDES_TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

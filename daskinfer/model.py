@@ -9,14 +9,13 @@ it is needed.
 from __future__ import annotations
 
 import copy
-import json
-import math
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .digest import module_digest
 from .formats import FILES, FileKind, build_file, kind_of, read_file
+from .loaders import exported
 from .loaders.factory import call_factory, first_in_channels, is_factory, resolve
 from .loaders.facts import CODE, Facts, Network
 from .loaders.torchscript import convolved_bands
@@ -24,7 +23,7 @@ from .mlm.read import read_item, recipe_of
 from .netrun import quiet
 from .paths import absolute_name
 from .shipping import ModelBytes, find_module, is_script, keep_module, pack_module
-from .spec import EMBEDDABLE, PER_BAND, check_recipe, check_spec, tidy
+from .spec import EMBEDDABLE, PER_BAND, check_recipe, check_spec, json_value, tidy
 
 if TYPE_CHECKING:
     import torch
@@ -230,7 +229,7 @@ class Model:
         else:
             return build_file(self.source, self.kind, device, self.trust)
         # Networks saved in half or double precision run in float32, as `precision` says.
-        return _evaluating(module.to(device).float())
+        return exported.any_batch(_evaluating(module.to(device).float()))
 
     def ship(self) -> ModelBytes | None:
         """Bytes of an in-memory module for other processes; None for models they can load."""
@@ -246,7 +245,7 @@ class Model:
         defaults = {f.name: f.default for f in fields(self) if f.default is not MISSING}
         held = {name: getattr(self, name) for name in EMBEDDABLE}
         told = {name: value for name, value in held.items() if value != defaults[name]}
-        return {name: _json_value(value) for name, value in told.items()}
+        return {name: json_value(value) for name, value in told.items()}
 
     def save(self, path: str | Path, *, bands: int | None = None) -> Model:
         """Export the network to a ``.pt2`` that holds the recipe too.
@@ -316,10 +315,7 @@ class Model:
         """
         from .saving import mlm_item
 
-        item = mlm_item(self, None if path is None else Path(path), bands)
-        if path is not None:
-            Path(path).write_text(json.dumps(item, indent=1) + "\n")
-        return item
+        return mlm_item(self, None if path is None else Path(path), bands)
 
 
 def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -> Model:
@@ -458,13 +454,15 @@ def _from_module(module: Any, spec: dict[str, Any]) -> Model:
         )
     digest = module_digest(module)
     keep_module(digest, module)
+    in_bands, tile = _input_of(Facts(digest, exported.shape_of(module)), spec.get("axes", "nchw"))
     return Model(
         type(module).__name__,
         "module",
         digest,
+        in_bands=in_bands,
         likely_bands=convolved_bands(module) if is_script(module) else first_in_channels(module),
         module=module,
-        **tidy(spec),
+        **tidy({"tile": tile} | spec),
     )
 
 
@@ -487,13 +485,6 @@ def _evaluating(module: torch.nn.Module) -> torch.nn.Module:
         return module.eval()
     except NotImplementedError:
         return module
-
-
-def _json_value(value: Any) -> Any:
-    """JSON knows no tuples and no infinity."""
-    if not isinstance(value, tuple):
-        return value
-    return [None if isinstance(v, float) and math.isinf(v) else v for v in value]
 
 
 def _find(model: Model) -> torch.nn.Module:

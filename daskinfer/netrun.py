@@ -164,8 +164,8 @@ def start_size(runner: Runner) -> tuple[int, int]:
             return shape
         first = first or runner.refusal
     raise ValueError(
-        f"the net refused {_in_words(runner.bands)} of every size tried, 8 to {max(SIZES)} px; the "
-        f"first time with: {first!r}. If it takes one size only, pass size=(y, x)"
+        f"the net refused {_in_words(runner.bands)} of every size tried, 8 to {max(SIZES)} px, on "
+        f"device cpu; the first time with: {first!r}. If it takes one size only, pass size=(y, x)"
     ) from first
 
 

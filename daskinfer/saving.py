@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,10 @@ def mlm_item(model: Model, path: Path | None, bands: int | None = None) -> dict[
         )
     known = _bands(model, bands)
     folder = None if path is None else path.parent
-    return item_of(model, model.recipe(), known, field_of(model, known), folder)
+    item = item_of(model, model.recipe(), known, field_of(model, known), folder)
+    if path is not None:
+        path.write_text(json.dumps(item, indent=1) + "\n")
+    return item
 
 
 def _bands(model: Model, bands: int | None) -> int:

@@ -11,7 +11,16 @@ import numpy as np
 if TYPE_CHECKING:
     from .model import Model, Numbers
 
-__all__ = ["EMBEDDABLE", "PER_BAND", "SPEC", "SYMMETRIES", "check_recipe", "check_spec", "tidy"]
+__all__ = [
+    "EMBEDDABLE",
+    "PER_BAND",
+    "SPEC",
+    "SYMMETRIES",
+    "check_recipe",
+    "check_spec",
+    "json_value",
+    "tidy",
+]
 
 OUTPUTS = ("classes", "probabilities", "values", "objects")
 ACTIVATIONS = (None, "softmax", "sigmoid", "identity")
@@ -175,3 +184,10 @@ def _check_classes(model: Model) -> None:
         digits = color.removeprefix("#")
         if len(digits) != 6 or not set(digits.lower()) <= set("0123456789abcdef"):
             raise ValueError(f"class_colors are written '#rrggbb', got {color!r}")
+
+
+def json_value(value: Any) -> Any:
+    """JSON knows no tuples and no infinity."""
+    if not isinstance(value, tuple):
+        return value
+    return [None if isinstance(v, float) and math.isinf(v) else v for v in value]

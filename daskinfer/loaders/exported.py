@@ -14,7 +14,16 @@ from .safety import refuse_code
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["METADATA_FILE", "build", "embedded", "read", "read_program", "save"]
+__all__ = [
+    "METADATA_FILE",
+    "any_batch",
+    "build",
+    "embedded",
+    "read",
+    "read_program",
+    "save",
+    "shape_of",
+]
 
 METADATA_FILE = "daskinfer.json"
 """Extra file of a ``.pt2`` that holds the fields of a `daskinfer.Model` as JSON."""
@@ -85,6 +94,35 @@ def build(path: str, device: str, trust: bool = False) -> Network:
     if dtype != "float32":
         network = Cast(network, dtype)
     return network if shape[0] is None else FixedBatch(network, shape[0])
+
+
+def shape_of(
+    module: torch.nn.Module,
+) -> tuple[int | None, int | None, int | None, int | None] | None:
+    """Sizes of the input of an exported module, None for free ones; None for other modules."""
+    from torch import fx
+
+    if not isinstance(module, fx.GraphModule):
+        return None
+    shapes = [
+        node.meta["val"].shape
+        for node in module.graph.nodes
+        if node.op == "placeholder" and hasattr(node.meta.get("val"), "shape")
+    ]
+    if len(shapes) != 1 or len(shapes[0]) != 4:
+        return None
+    n, *sizes = (size if isinstance(size, int) else None for size in shapes[0])
+    return (n, *sizes)  # type: ignore[return-value]
+
+
+def any_batch(module: torch.nn.Module) -> torch.nn.Module:
+    """The module, for batches of any size, also where it was exported for one."""
+    shape = shape_of(module)
+    if shape is None or shape[0] is None:
+        return module
+    from ..wrappers import FixedBatch
+
+    return FixedBatch(module, shape[0])
 
 
 def save(

@@ -1,0 +1,196 @@
+"""What is found before the first chunk: on the client's CPU, and on every worker's device."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+import xarray as xr
+from torch import nn
+
+import daskinfer as di
+from conftest import N3, noise, seeded, write_raster
+from daskinfer.forward import Forward
+from daskinfer.infer import make_device
+from daskinfer.measured import is_remembered
+from daskinfer.preflight import check_device_runs
+from daskinfer.settle import Choice, settle
+from daskinfer.source import ArraySource
+from models import quiet, save_script
+from oracle import whole
+
+
+class Dropping(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(2, 8, 3, padding=1), nn.Dropout(0.5), nn.Conv2d(8, 3, 1))
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return write_raster(tmp_path / "scene.tif", noise(2, 60, 60))
+
+
+def settled(net, **choice):
+    source = ArraySource(xr.DataArray(noise(2, 60, 60), dims=("band", "y", "x")))
+    model = di.load_model(net, output="values")
+    return settle(source, model, Choice(tile=32, **choice))[0]
+
+
+# --- modes that are baked in ----------------------------------------------------------------------
+
+
+def test_dropout_of_an_eager_model_in_train_mode_is_off(tmp_path, scene, one_worker):
+    net = seeded(Dropping)
+    expected = whole(net, noise(2, 60, 60))
+    net.train()
+    di.run(scene, di.load_model(net, output="values"), tmp_path / "out.tif", client=one_worker)
+    with rasterio.open(tmp_path / "out.tif") as dataset:
+        assert np.allclose(dataset.read(), expected, atol=1e-2, rtol=1e-5)
+    assert net.training
+
+
+@pytest.mark.parametrize("way", ["traced", "exported", "module"])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_mode_that_is_baked_in_is_found(tmp_path, scene, way, mode):
+    net = seeded(Dropping).train(mode == "train")
+    with quiet():
+        if way == "traced":
+            source = save_script(tmp_path / "net.pt", net, torch.zeros(1, 2, 8, 8))
+        else:
+            sides = {2: torch.export.Dim("y", min=2), 3: torch.export.Dim("x", min=2)}
+            program = torch.export.export(net, (torch.zeros(1, 2, 16, 24),), dynamic_shapes=[sides])
+            source = program.module() if way == "module" else tmp_path / "net.pt2"
+            if way == "exported":
+                torch.export.save(program, source)
+    if mode == "eval":
+        di.plan(scene, source, tmp_path / "out.tif")
+        return
+    with pytest.raises(ValueError, match="two results for one input .*export it after model"):
+        di.plan(scene, source, tmp_path / "out.tif")
+
+
+# --- the device -----------------------------------------------------------------------------------
+
+
+class Elsewhere(nn.Module):
+    """Runs in one process only, as constants that were traced for one device."""
+
+    def __init__(self, process: int, how: str = "device") -> None:
+        super().__init__()
+        self.process = process
+        self.how = how
+        self.conv = nn.Conv2d(2, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        if os.getpid() == self.process:
+            return y
+        if self.how == "device":
+            raise RuntimeError("Expected all tensors to be on the same device, cuda:0 and cpu!")
+        if self.how == "nan":
+            return y * float("nan")
+        if self.how == "random":
+            return y + torch.rand_like(y)
+        if self.how == "batch":
+            return y + len(x)
+        return y[:, :2]
+
+
+MESSAGES = {
+    "device": "it fails there: RuntimeError: Expected all tensors to be on the same device",
+    "nan": "it gives no finite number for a tile of noise",
+    "random": "it gives two results for one input",
+    "batch": "it gives another result for a tile among 4",
+    "shape": "it gives 2 scores per pixel, measured were 3",
+}
+
+
+@pytest.mark.parametrize("how", MESSAGES)
+def test_what_is_wrong_on_the_workers_stops_the_run_before_any_chunk(
+    tmp_path, scene, two_workers, how
+):
+    model = di.load_model(seeded(Elsewhere, os.getpid(), how), output="values")
+    plan = di.plan(scene, model, tmp_path / "out.tif", chunk=32, tile=32, batch_size=4)
+    begun = []
+    with pytest.raises(di.InferenceError, match=f"on device cpu, .*{MESSAGES[how]}") as caught:
+        di.run(plan, client=two_workers, callbacks=[lambda event: begun.append(type(event))])
+    assert str(caught.value).startswith(f"worker {caught.value.worker} cannot do its part")
+    assert caught.value.worker in two_workers.scheduler_info()["workers"]
+    assert di.monitor.ChunkDone not in begun
+    assert di.monitor.ChunkFailed not in begun
+
+
+def test_a_worker_that_has_not_measured_the_model_checks_it(two_workers):
+    inference = settled(seeded(N3), batch_size=4)
+    assert is_remembered("steady", inference.model, 2)
+    shipped = inference.model.ship()
+
+    def count(inference, shipped):
+        from daskinfer import forward, preflight
+        from daskinfer.infer import make_device
+
+        shipped.receive()
+        sizes = []
+        original = forward.Forward.scores
+
+        def scores(self, x):
+            sizes.append(tuple(x.shape))
+            return original(self, x)
+
+        forward.Forward.scores = scores
+        try:
+            preflight.check_device_runs(make_device(inference), inference)
+        finally:
+            forward.Forward.scores = original
+            shipped.release()
+        return sizes
+
+    one, tile = next(iter(two_workers.scheduler_info()["workers"])), (2, 32, 32)
+    sizes = two_workers.run(count, inference, shipped, workers=[one])[one]
+    assert sizes == [(1, *tile), (1, *tile), (4, *tile)]
+
+
+def test_nothing_is_run_twice_where_the_client_measured_on_the_same_device(monkeypatch):
+    inference = settled(seeded(N3, seed=5))
+    device = make_device(inference)
+    monkeypatch.setattr(device, "scores", None)
+    check_device_runs(device, inference)
+
+
+@pytest.mark.parametrize("options", [{"reproducible": True}])
+def test_batches_of_one_size_are_checked_in_that_size(monkeypatch, options):
+    inference = settled(seeded(N3, seed=6), batch_size=3, **options)
+    monkeypatch.setattr("daskinfer.preflight.is_remembered", lambda *_: False)
+    device = make_device(inference)
+    sizes = []
+    scores = Forward.scores
+
+    def counted(x):
+        sizes.append(len(x))
+        return scores(device, x)
+
+    monkeypatch.setattr(device, "scores", counted)
+    check_device_runs(device, inference)
+    assert sizes == [3, 3]
+
+
+def test_a_model_for_another_device_is_refused_with_both_names():
+    inference = settled(seeded(N3).to("cpu"), device="cpu")
+    model = inference.model.patch(accelerator="cuda")
+    with pytest.raises(ValueError, match="the model runs on cuda only, not on cpu"):
+        make_device(type(inference)(**{**vars(inference), "model": model}))
+
+
+def test_a_model_that_fails_on_its_first_tile_is_refused_by_the_plan_with_the_device(
+    tmp_path, scene
+):
+    class Failing(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("Expected all tensors to be on the same device, cuda:0 and cpu!")
+
+    with pytest.raises(ValueError, match=r"device cpu.*same device, cuda:0"):
+        di.plan(scene, di.load_model(Failing()), tmp_path / "out.tif")
+    assert not (tmp_path / "out.tif.partial").exists()
