@@ -35,8 +35,8 @@ from .settle import Choice, Halo, Size, masking_halo, pick_bands, settle
 from .source import Source, source_of
 from .splitting.pieces import Places, auto_side, check_folder, check_side, dividing
 from .stats import with_statistics
-from .zarrwork import ZarrDraft, check_store, is_zarr_output
 from .tiling import Tiling, round_up
+from .zarrwork import ZarrDraft, check_store, is_zarr_output
 
 __all__ = [
     "Plan",
