@@ -21,6 +21,7 @@ from .objects.plan import ObjectPlan
 from .objectstore import is_object, local_path, upload
 from .planner import Plan
 from .report import Report
+from .zarrwork import is_zarr_output
 
 __all__ = ["Outputs", "reaches", "work_path"]
 
@@ -39,6 +40,9 @@ def reaches(plan: Plan, run: str) -> bool:
     path = work_path(plan)
     if not announced(f"{path}.jsonl", run):
         return False
+    if is_zarr_output(_local(plan)):
+        # Chunks are files of their own.
+        return os.path.isdir(path)
     try:
         with FileLock(path).short():
             return True
