@@ -288,7 +288,7 @@ def _meanings(spec: CogSpec) -> dict[str, Any]:
         attrs["flag_meanings"] = " ".join("_".join(str(name).split()) for name in names)
         attrs["class_names"] = list(names)
     if spec.colors:
-        attrs["flag_colors"] = " ".join("#%02x%02x%02x" % tuple(c[:3]) for c in spec.colors)
+        attrs["flag_colors"] = " ".join(f"#{bytes(color[:3]).hex()}" for color in spec.colors)
     if "TIFFTAG_SOFTWARE" in tags:
         attrs["history"] = tags["TIFFTAG_SOFTWARE"]
     return attrs

@@ -57,17 +57,20 @@ def open_zarr(path: Any) -> xr.DataArray:
         raise ModuleNotFoundError(
             f"reading {name} needs zarr: pip install 'daskinfer[zarr]'"
         ) from error
-    if "://" not in name and not os.path.exists(name):
+    remote = "://" in name
+    if not remote and not os.path.exists(name):
         raise FileNotFoundError(f"source {name!r}: no such file")
+    # Over a network there may be no list of what a store holds; on a disk there is.
+    told: dict[str, Any] = {} if remote else {"consolidated": False}
     # mask_and_scale: nodata is matched on numbers as stored, and these are scaled once, by us.
-    dataset = xr.open_zarr(name, mask_and_scale=False, decode_coords="all", consolidated=None)
+    dataset = xr.open_zarr(name, mask_and_scale=False, decode_coords="all", **told)
     rasters = [_named_axes(variable) for variable in dataset.data_vars.values()]
     rasters = [raster for raster in rasters if {"y", "x"} <= set(raster.dims)]
     if not rasters:
         raise ValueError(f"{name} holds no variable with two axes of space: {list(dataset)}")
     array = rasters[0] if len(rasters) == 1 else _joined(name, rasters)
     array = _three_axes(name, array)
-    return _placed(array, dataset.attrs)
+    return _placed(array, dataset)
 
 
 def _named_axes(array: xr.DataArray) -> xr.DataArray:
@@ -88,8 +91,8 @@ def _joined(name: str, rasters: Sequence[xr.DataArray]) -> xr.DataArray:
         if not (same and other.dtype == first.dtype and _fill(other) == _fill(first)):
             raise ValueError(
                 f"{name} holds {first.name} {first.dims} {first.shape} {first.dtype} and "
-                f"{other.name} {other.dims} {other.shape} {other.dtype}, which are not bands of one "
-                "raster: open it with xarray and pass one of them"
+                f"{other.name} {other.dims} {other.shape} {other.dtype}, which are not bands of "
+                "one raster: open it with xarray and pass one of them"
             )
     stacked = xr.concat(rasters, dim="band", compat="override", coords="minimal", join="override")
     stacked = stacked.assign_coords(band=[str(raster.name) for raster in rasters])
@@ -122,13 +125,22 @@ def _three_axes(name: str, array: xr.DataArray) -> xr.DataArray:
     return array.transpose(*others, "y", "x")
 
 
-def _placed(array: xr.DataArray, told: dict[Any, Any]) -> xr.DataArray:
+def _is_mapping(variable: xr.Variable) -> bool:
+    known = {"crs_wkt", "spatial_ref", "grid_mapping_name"}
+    return variable.ndim == 0 and bool(known & set(variable.attrs))
+
+
+def _placed(array: xr.DataArray, dataset: xr.Dataset) -> xr.DataArray:
     """With its grid mapping where `grid_of` looks for it."""
-    mapping = array.attrs.pop("grid_mapping", None) or array.encoding.get("grid_mapping")
-    if mapping and mapping != GRID_MAPPING and mapping in array.coords:
-        array = array.rename({mapping: GRID_MAPPING})
-    array.encoding.pop("grid_mapping", None)
-    attrs = {**told, **array.attrs}
+    mapping = array.attrs.pop("grid_mapping", None) or array.encoding.pop("grid_mapping", None)
+    if mapping not in dataset.variables:
+        # One that is there and that nobody refers to.
+        found = [name for name, variable in dataset.variables.items() if _is_mapping(variable)]
+        mapping = found[0] if len(found) == 1 else None
+    if mapping is not None:
+        array = array.drop_vars(mapping, errors="ignore").drop_vars(GRID_MAPPING, errors="ignore")
+        array = array.assign_coords({GRID_MAPPING: ((), 0, dataset.variables[mapping].attrs)})
+    attrs = {**dataset.attrs, **array.attrs}
     if array.rio.crs is None:
         code = attrs.get("proj:code") or attrs.get("proj:wkt2") or attrs.get("proj:projjson")
         epsg = attrs.get("proj:epsg")
