@@ -409,5 +409,5 @@ def test_the_command_line(raster, tmp_path, capsys):
     assert bounds_of(output) == sorted(on_map(box) for box in raster[1])
     assert main([*command, *options]) == 2
     assert "--overwrite" in capsys.readouterr().err
-    assert main([*command, "--overwrite", "--min-score", "0.9"]) == 0
+    assert main([*command, *options, "--overwrite", "--min-score", "0.9"]) == 0
     assert bounds_of(output) == []

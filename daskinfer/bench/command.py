@@ -30,9 +30,9 @@ _OURS = {"command", "runs", "json", "markdown", "compare", "scratch"}
 
 def benches() -> tuple[Bench, ...]:
     """All benchmarks."""
-    from daskinfer.bench import batch, cpu, feed, scale, write
+    from daskinfer.bench import batch, cpu, feed, merge, scale, write
 
-    return feed.BENCH, cpu.BENCH, batch.BENCH, write.BENCH, scale.BENCH
+    return feed.BENCH, cpu.BENCH, batch.BENCH, write.BENCH, scale.BENCH, merge.BENCH
 
 
 def add_parser(commands: Any) -> None:
