@@ -45,7 +45,7 @@ from .metadata import (
 )
 from .paths import absolute_name
 from .pixels import Array, Mask, Pixels, cutter, valid_pixels
-from .remote import UnreachableError, environment, is_remote, patiently
+from .remote import UnreachableError, environment, is_alone, is_remote, patiently
 from .selection import Bands, area_of, find_bands, window_of
 from .tiling import Span, Window
 
@@ -101,6 +101,8 @@ class Raster:
         VRT, have no time of their own here, and are read anew by who opens them anew.
     sign : callable or None
         Gives the address to open for `path`, in the thread that opens it.
+    alone : bool
+        A remote file that is opened without looking for others beside it.
     aliases : tuple of tuple of str
         What the file says of each band beside its name, as its colour.
     covers : tuple of tuple or None
@@ -122,6 +124,7 @@ class Raster:
     extent: tuple[int, int]
     opened: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
     sign: Sign | None = field(default=None, compare=False)
+    alone: bool = field(default=False, compare=False, repr=False)
     aliases: tuple[tuple[str, ...], ...] = field(default=(), compare=False, repr=False)
     covers: Covers | None = field(default=None, repr=False)
 
@@ -315,6 +318,7 @@ class Raster:
             self.path,
             f"window (row, col, height, width) = {window.bounds()}",
             partial(drop_handle, self.path, self.opened),
+            alone=self.alone,
         )
 
     def _read_once(self, window: Window, shape: tuple[int, int]) -> Pixels:
@@ -355,18 +359,32 @@ def describe(
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"source must be a path, a URL or a DataArray, got {type(source).__name__}")
     path = os.fspath(source)
-    with (
-        environment(path) if is_remote(path) else nullcontext(),
-        open_dataset(path, sign) as dataset,
-    ):
-        try:
-            raster = _described(dataset, path, nodata, mask, sign)
-        except CPLE_BaseError as error:
-            # GDAL reads a header as far as it is asked for.
-            raise ValueError(f"source {path!r} is not a raster that GDAL opens: {error}") from error
+    raster = _opened(path, nodata, mask, sign, alone=is_remote(path) and _is_alone(path, sign))
+    if raster.alone and raster.grid.transform is None and not raster.grid.gcps:
+        # Where it lies may be written beside it.
+        raster = _opened(path, nodata, mask, sign, alone=False)
     raster = raster.select(bands)
     area = area_of(window, bounds, bounds_crs, raster.grid)
     return raster if area is None else raster.crop(area)
+
+
+def _is_alone(path: str, sign: Sign | None) -> bool:
+    try:
+        return is_alone(path, sign)
+    except RasterioIOError as error:
+        raise ValueError(f"source {path!r} cannot be reached: {error}") from error
+
+
+def _opened(path: str, nodata: Nodata, mask: bool, sign: Sign | None, *, alone: bool) -> Raster:
+    with (
+        environment(path, alone=alone) if is_remote(path) else nullcontext(),
+        open_dataset(path, sign) as dataset,
+    ):
+        try:
+            return replace(_described(dataset, path, nodata, mask, sign), alone=alone)
+        except CPLE_BaseError as error:
+            # GDAL reads a header as far as it is asked for.
+            raise ValueError(f"source {path!r} is not a raster that GDAL opens: {error}") from error
 
 
 def _described(

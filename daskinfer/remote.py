@@ -19,7 +19,7 @@ import rasterio
 import rasterio.env
 from rasterio.errors import RasterioIOError
 
-__all__ = ["UnreachableError", "environment", "is_remote", "patiently"]
+__all__ = ["UnreachableError", "environment", "is_alone", "is_remote", "patiently"]
 
 T = TypeVar("T")
 
@@ -32,10 +32,11 @@ _SETTINGS: dict[str, Any] = {
     "GDAL_HTTP_CONNECTTIMEOUT": 20,
     "GDAL_HTTP_LOW_SPEED_TIME": 60,
     "GDAL_HTTP_LOW_SPEED_LIMIT": 1,
-    # Servers of files have no lists of them, or long ones.  Not EMPTY_DIR, which would leave out
-    # masks in files of their own.
+    # Servers of files have no lists of them, or long ones.
     "GDAL_DISABLE_READDIR_ON_OPEN": "TRUE",
 }
+# For files that need none beside them: GDAL asks for 45 that there could be, one by one, otherwise.
+_ALONE = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"}
 # Tries with a new handle, after the first.
 _MORE = 3
 _DELAY = 0.5
@@ -73,9 +74,37 @@ def _vrt_is_remote(path: str) -> bool:
         return False
 
 
-def environment(path: str, *, hopeless: bool = False) -> rasterio.Env:
+def is_alone(path: str, sign: Callable[[str], str] | None = None) -> bool:
+    """Whether a remote file is one that keeps all in itself: a TIFF with no mask beside it.
+
+    Other formats may have their place in a file beside them.  An address with a query has none
+    beside it that GDAL could find.
+    """
+    address = path if sign is None else sign(path)
+    name, _, query = address.partition("?")
+    if not name.lower().endswith((".tif", ".tiff")):
+        return False
+    if query:
+        return True
+    try:
+        # Its own mask would be asked for in turn.
+        with environment(path, alone=True), rasterio.open(f"{address}.msk", driver="GTiff"):
+            return False
+    except RasterioIOError as error:
+        if _missing(error):
+            return True
+        raise
+
+
+def _missing(error: RasterioIOError) -> bool:
+    """Whether a server says that there is no such file; what else it says is no answer."""
+    text = f"{error} {error.__cause__}"
+    return any(sign in text for sign in ("404", "403", "does not exist", "not recognized"))
+
+
+def environment(path: str, *, hopeless: bool = False, alone: bool = False) -> rasterio.Env:
     """What GDAL is to be told around reads of a path; the user's own settings come first."""
-    settings = dict(_SETTINGS)
+    settings = _SETTINGS | _ALONE if alone else dict(_SETTINGS)
     if hopeless:
         settings["GDAL_HTTP_MAX_RETRY"] = 0
     if place := _place(path):
@@ -89,7 +118,14 @@ def environment(path: str, *, hopeless: bool = False) -> rasterio.Env:
     )  # fmt: skip
 
 
-def patiently(read: Callable[[], T], path: str, about: str, forget: Callable[[], None]) -> T:
+def patiently(
+    read: Callable[[], T],
+    path: str,
+    about: str,
+    forget: Callable[[], None],
+    *,
+    alone: bool = False,
+) -> T:
     """Read from a remote file; where that fails, again with a new handle.
 
     Parameters
@@ -100,6 +136,8 @@ def patiently(read: Callable[[], T], path: str, about: str, forget: Callable[[],
         What is read, for the error.
     forget : callable
         Closes the handle.
+    alone : bool, default False
+        Whether the file is opened without looking for others beside it.
 
     Raises
     ------
@@ -110,7 +148,7 @@ def patiently(read: Callable[[], T], path: str, about: str, forget: Callable[[],
     more = 0 if hopeless else _MORE
     for number in range(more + 1):
         try:
-            with environment(path, hopeless=hopeless):
+            with environment(path, hopeless=hopeless, alone=alone):
                 result = read()
         except (RasterioIOError, ValueError) as error:
             with environment(path):

@@ -38,7 +38,8 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, body):
         address = urlsplit(self.path)
         path = self.server.folder / address.path.lstrip("/")
-        if not path.is_file() or path.suffix != ".tif":
+        self.server.note(f"{self.command} {address.path}")
+        if not path.is_file() or not (path.suffix == ".tif" or self.server.beside):
             return self.refuse(404)
         fault = self.server.fault()
         if fault == "reset":
@@ -78,16 +79,24 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Every n-th request fails with `code`, `most` at most, while there is a file "broken"."""
+    """Every n-th request fails with `code`, `most` at most, while there is a file "broken".
+
+    Only rasters are served; `beside`: the files beside them too.
+    """
 
     daemon_threads = True
 
-    def __init__(self, folder, code="", every=1, most=10**9, signed=False):
+    def __init__(self, folder, code="", every=1, most=10**9, signed=False, beside=False):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.folder, self.signed = Path(folder), signed
+        self.folder, self.signed, self.beside = Path(folder), signed, beside
         self.code, self.every, self.most = code, every, most
         self.lock = threading.Lock()
         self.count = self.failed = 0
+
+    def note(self, request):
+        """Tell what was asked for; all of it, in the file "requests"."""
+        with self.lock, (self.folder / "requests").open("a") as file:
+            file.write(f"{request}\n")
 
     def fault(self):
         """The code with which a request is to fail; none if it is to be answered."""

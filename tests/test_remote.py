@@ -157,6 +157,70 @@ class Slow(Pixel):
         return x
 
 
+def requests(folder):
+    """What was asked for since the last time."""
+    file = folder / "requests"
+    lines = file.read_text().splitlines() if file.exists() else []
+    file.unlink(missing_ok=True)
+    return lines
+
+
+def test_few_requests_open_a_file(folder):
+    with faulty(folder) as url:
+        raster = describe(f"{url}/scene.tif")
+        asked = requests(folder)
+        assert len(asked) <= 6
+        assert {line.split()[1] for line in asked} == {"/scene.tif", "/scene.tif.msk"}
+        raster.read(window(0, 0, 128, 128))
+        asked = requests(folder)
+        # Once more for the handle of this thread; the rest are blocks.
+        assert asked.count("HEAD /scene.tif") <= 2
+        assert {line.split()[1] for line in asked} == {"/scene.tif"}
+        raster.read(window(256, 256, 128, 128))
+        assert {line.split()[0] for line in requests(folder)} == {"GET"}
+
+
+def test_a_mask_beside_a_remote_file_is_used(folder, one_worker):
+    mask = np.ones((600, 600), bool)
+    mask[100:200, 300:] = False
+    with (
+        rasterio.Env(GDAL_TIFF_INTERNAL_MASK=False),
+        rasterio.open(folder / "scene.tif", "r+") as dataset,
+    ):
+        dataset.write_mask(mask)
+    model = di.load_model(Pixel(), output="values")
+    with faulty(folder, beside=True) as url:
+        pixels = everything(describe(f"{url}/scene.tif"))
+        assert np.array_equal(pixels.valid, mask)
+        di.run(f"{url}/scene.tif", model, folder / "o.tif", client=one_worker, **JOB)
+    assert np.array_equal(~np.isnan(result(folder / "o.tif")[0]), mask)
+
+
+def test_a_place_written_beside_a_remote_file_is_used(tmp_path):
+    with pytest.warns(rasterio.errors.NotGeoreferencedWarning):
+        write_raster(tmp_path / "scene.tif", noise(1, 20, 30), transform=None, crs=None)
+    (tmp_path / "scene.tfw").write_text("10\n0\n0\n-10\n500005\n5599995\n")
+    with faulty(tmp_path, beside=True) as url:
+        grid = describe(f"{url}/scene.tif").grid
+    assert grid.transform == rasterio.Affine(10, 0, 500_000, 0, -10, 5_600_000)
+
+
+def test_a_server_that_cannot_tell_of_a_mask_is_not_taken_for_one_without(folder):
+    fail(folder)
+    with faulty(folder, code="503", beside=True) as url:
+        (folder / "scene.tif.msk").touch()
+        with pytest.raises(ValueError, match="503"):
+            describe(f"{url}/scene.tif")
+
+
+def test_the_users_word_on_files_beside_comes_first(monkeypatch):
+    with environment("https://host/a.tif", alone=True):
+        assert rasterio.env.getenv()["GDAL_DISABLE_READDIR_ON_OPEN"] == "EMPTY_DIR"
+    monkeypatch.setenv("GDAL_DISABLE_READDIR_ON_OPEN", "FALSE")
+    with environment("https://host/a.tif", alone=True):
+        assert "GDAL_DISABLE_READDIR_ON_OPEN" not in rasterio.env.getenv()
+
+
 def test_which_paths_are_remote(tmp_path):
     local, mosaic = tmp_path / "a.vrt", tmp_path / "b.vrt"
     local.write_text("<SourceFilename>/data/a.tif</SourceFilename>")
