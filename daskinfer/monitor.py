@@ -180,10 +180,10 @@ class Pacer:
         now = self._now()
         self.pixels += pixels
         # A hundred readings are enough, however many chunks there are.
-        if len(self._past) < 2 or now - self._past[-2][0] > _RECENT / 100:
-            self._past.append((now, self.pixels))
-        else:
+        if len(self._past) > 1 and now - self._past[-2][0] <= _RECENT / 100:
             self._past[-1] = now, self.pixels
+            return
+        self._past.append((now, self.pixels))
         while len(self._past) > 2 and now - self._past[1][0] > _RECENT:
             self._past.pop(0)
 

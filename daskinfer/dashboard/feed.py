@@ -41,8 +41,9 @@ class Feed:
 
     Examples
     --------
-    >>> import daskinfer as di
-    >>> plan = di.plan(di.demo_scene(), di.demo_model(), "clouds.tif")
+    >>> import daskinfer as di, numpy as np, torch, xarray as xr
+    >>> scene = xr.DataArray(np.ones((1, 64, 64), "float32"), dims=("band", "y", "x"))
+    >>> plan = di.plan(scene, torch.nn.Conv2d(1, 2, 1), "o.tif")
     >>> sent, view = [], RunView()
     >>> with Feed(sent.append, view) as feed:
     ...     for listener in (view, feed):
@@ -73,7 +74,8 @@ class Feed:
         if isinstance(event, RunStarted):
             self._source = event.plan.source
             self._thread.start()
-        self._news.set()
+        if not self._news.is_set():
+            self._news.set()
         if isinstance(event, (RunFinished, RunStopped)):
             self.close()
 

@@ -163,16 +163,28 @@ class Snapshot:
         return cls(**known | sides | {"failures": failures, "chunk_map": chunk_map})
 
 
+@dataclass
+class _Counts:
+    """What changes with each chunk; a snapshot is made when one is asked for."""
+
+    done: int = 0
+    failed: int = 0
+    tiles: int = 0
+    retries: int = 0
+    failures: tuple[FailedChunk, ...] = ()
+
+
 class RunView:
     """Callback that keeps what is known of a run; safe to look at from another thread.
 
     Examples
     --------
-    >>> import daskinfer as di
-    >>> plan = di.plan(di.demo_scene(), di.demo_model(), "clouds.tif", chunk=128)
+    >>> import daskinfer as di, numpy as np, torch, xarray as xr
+    >>> scene = xr.DataArray(np.ones((1, 64, 64), "float32"), dims=("band", "y", "x"))
+    >>> plan = di.plan(scene, torch.nn.Conv2d(1, 2, 1), "o.tif", tile=32, chunk=32)
     >>> view = RunView()
     >>> view(RunStarted(plan, chunks=plan.tiling.chunks, done=0, dashboard=""))
-    >>> view(ChunkDone(1, (0, 512, 128, 128), tiles=1, seconds=0.5, worker=""))
+    >>> view(ChunkDone(1, (0, 32, 32, 32), tiles=1, seconds=0.5, worker=""))
     >>> view.snapshot().done, view.snapshot().chunk_map.count("done")
     (1, 1)
     """
@@ -181,6 +193,7 @@ class RunView:
         self._lock = threading.Lock()
         self._meters = Meters()
         self._pacer = Pacer()
+        self._counts = _Counts()
         self._snapshot: Snapshot | None = None
         self._states: NDArray[np.uint8] = np.zeros((1, 1), np.uint8)
         self._stop_seconds: float | None = None
@@ -191,7 +204,7 @@ class RunView:
             if isinstance(event, RunStarted):
                 self._begin(event)
             elif self._snapshot is not None:
-                self._snapshot = self._after(self._snapshot, event)
+                self._take(self._snapshot, event)
 
     def snapshot(self) -> Snapshot:
         """The run as it is now.
@@ -204,9 +217,7 @@ class RunView:
         with self._lock:
             if self._snapshot is None:
                 raise RuntimeError("the run has not started yet")
-            if self._snapshot.ended:
-                return self._snapshot
-            return self._measured(self._snapshot)
+            return self._snapshot if self._snapshot.ended else self._measured(self._snapshot)
 
     def _begin(self, event: RunStarted) -> None:
         tiling = event.plan.tiling
@@ -214,6 +225,7 @@ class RunView:
         if event.finished is not None:
             self._states.flat[np.flatnonzero(event.finished)] = RESUMED
         self._pacer, self._meters = Pacer(), Meters()
+        self._counts = _Counts(event.done)
         self._snapshot = Snapshot(
             run=event.run,
             output=event.plan.output,
@@ -239,31 +251,34 @@ class RunView:
             chunk_map=ChunkMap.of(self._states),
         )
 
-    def _after(self, now: Snapshot, event: Event) -> Snapshot:
+    def _take(self, now: Snapshot, event: Event) -> None:
+        counts = self._counts
         match event:
+            case ChunkDone():
+                counts.done += 1
+                counts.tiles += event.tiles
+                self._states[divmod(event.chunk, now.grid[1])] = DONE if event.tiles else SKIPPED
+                self._pacer.add(event.window[2] * event.window[3])
             case Metered():
                 self._meters.take(event.process, event.metrics, event.times)
-            case ChunkDone():
-                self._states.flat[event.chunk] = DONE if event.tiles else SKIPPED
-                self._pacer.add(event.window[2] * event.window[3])
-                return replace(now, done=now.done + 1, tiles=now.tiles + event.tiles)
             case ChunkRetried():
-                return replace(now, retries=now.retries + 1)
+                counts.retries += 1
             case ChunkFailed():
-                self._states.flat[event.chunk] = FAILED
+                counts.failed += 1
+                self._states[divmod(event.chunk, now.grid[1])] = FAILED
                 failure = FailedChunk(event.chunk, event.window, event.error, event.worker)
-                failures = (*now.failures, failure)[-_LISTED:]
-                return replace(now, failed=now.failed + 1, failures=failures)
+                counts.failures = (*counts.failures, failure)[-_LISTED:]
             case RunStopping():
-                return replace(now, state="stopping", note=describe(event).partition(": ")[2])
+                note = describe(event).partition(": ")[2]
+                self._snapshot = replace(now, state="stopping", note=note)
             case RunFinishing():
-                return replace(now, state="finishing", note="")
+                self._snapshot = replace(now, state="finishing", note="")
             case RunStopped():
                 note = f"{type(event.error).__name__}: {event.error}".rstrip(": ")
-                return replace(self._measured(now), state="stopped", note=note, left=None)
+                ended = replace(self._measured(now), state="stopped", note=note, left=None)
+                self._snapshot = ended
             case RunFinished():
-                return self._reported(now, event)
-        return now
+                self._snapshot = self._reported(now, event)
 
     def _measured(self, now: Snapshot) -> Snapshot:
         seconds = self._pacer.seconds
@@ -272,6 +287,7 @@ class RunView:
         pixels = math.prod(now.shape) * chunk_map.count("missing") / now.chunks
         return replace(
             now,
+            **vars(self._counts),
             seconds=seconds,
             speed=self._pacer.speed,
             left=self._pacer.left(round(pixels)),
