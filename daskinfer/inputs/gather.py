@@ -18,9 +18,10 @@ from .lattice import ALIGNED, crs_of, footprint, offset_on, same_crs, snapped, s
 from .mosaic import Mosaic, Part
 from .physical import Physical
 from .protocol import Source, whole_window
+from .timestack import TimeStack
 from .warped import Warped, resampling_name
 
-__all__ = ["TargetGrid", "bands_of", "items_of_bands", "mosaic_of", "target_grid"]
+__all__ = ["TargetGrid", "bands_of", "items_of_bands", "mosaic_of", "steps_of", "target_grid"]
 
 Named = tuple[str, Any]
 
@@ -192,6 +193,34 @@ def items_of_bands(items: Sequence[tuple[str, Sequence[Named]]], wanted: TargetG
     return Mosaic.of(grid, cropped, notes)
 
 
+def steps_of(dates: Sequence[tuple[str, Any]], wanted: TargetGrid) -> TimeStack:
+    """Sources at dates, on one grid.
+
+    Parameters
+    ----------
+    dates : sequence of (str, Source or None)
+        In order of time; None where a date has nothing.
+    wanted : TargetGrid
+    """
+    named = [(time, source) for time, source in dates if source is not None]
+    if not named:
+        raise ValueError(f"none of the dates {[time for time, _ in dates]} has a source")
+    agreed = dict(_agreeing(named))
+    if wanted.given:
+        grid = target_grid(named, wanted)
+    else:
+        first, reference = named[0]
+        pairs = [(s.grid, _offset(s.grid, name, reference.grid, first)) for name, s in named]
+        grid = spanning(reference.grid, pairs)
+        if all(source.grid == reference.grid for _, source in named):
+            grid = reference.grid
+    placed = {
+        time: source if source.grid == grid else _placed(source, grid, wanted.resampling)
+        for time, source in agreed.items()
+    }
+    return TimeStack(tuple(placed.get(time) for time, _ in dates), tuple(time for time, _ in dates))
+
+
 def _around(areas: Sequence[Window]) -> Window:
     """The smallest window that holds windows."""
     rows, cols = (
@@ -345,9 +374,10 @@ def _group_part(group: list[tuple[Source, Window]], grid: Grid, resampling: str)
 
 def _placed(source: Source, grid: Grid, resampling: str) -> Source:
     """One source on a grid: warped, or, on the same pixels, cut and filled up."""
-    if same_crs(source.grid.crs, grid.crs) and offset_on(source.grid, grid) is None:
+    offset = offset_on(source.grid, grid) if same_crs(source.grid.crs, grid.crs) else None
+    if offset is None:
         return Warped.onto(source, grid, resampling)
-    return _on_target([("a band", source)], grid, resampling)
+    return Mosaic.of(grid, [Part(source, offset)])
 
 
 def _shares_pixels(one: Grid, other: Grid) -> bool:

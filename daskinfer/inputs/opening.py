@@ -13,9 +13,10 @@ from typing import Any, Literal
 from ..handles import Sign
 from ..raster import Raster, describe
 from ..selection import Bands, find_bands
-from .gather import Named, TargetGrid, bands_of, items_of_bands, mosaic_of
+from .gather import Named, TargetGrid, bands_of, items_of_bands, mosaic_of, steps_of
 from .protocol import Source
 from .stac import Item, StacBand, is_stac, items_of, stac_bands
+from .timestack import TimeStack, day_of
 
 __all__ = ["Reading", "assembled"]
 
@@ -43,6 +44,8 @@ class Reading:
         The grid that is asked for.
     scale, offset : float, mapping of str to float, or None
         Replace those of every file, or of bands by name.
+    time : sequence or "all" or None
+        Dates: of the sources of a list, or those that are wanted of STAC items and of a mapping.
     """
 
     nodata: float | None = None
@@ -52,6 +55,7 @@ class Reading:
     target: TargetGrid = field(default_factory=TargetGrid)
     scale: Numbers = None
     offset: Numbers = None
+    time: Any = None
 
     def __post_init__(self) -> None:
         if self.stack not in (None, "bands"):
@@ -125,6 +129,8 @@ def assembled(source: Any, reading: Reading, bands: Bands = None) -> Source:
 
 
 def _made(source: Any, reading: Reading, bands: Bands) -> Source:
+    if reading.time is not None:
+        return _dated(source, reading, bands)
     if is_stac(source):
         return _of_items(items_of(source), reading, bands)
     if isinstance(source, Mapping):
@@ -144,6 +150,55 @@ def _made(source: Any, reading: Reading, bands: Bands) -> Source:
     if reading.stack == "bands":
         return _band_files(source, reading, bands)
     return mosaic_of(reading.files(source, bands), reading.target)
+
+
+def _dated(source: Any, reading: Reading, bands: Bands) -> TimeStack:
+    """Sources in order of time; those of one time are a mosaic."""
+    plain = replace(reading, time=None)
+    given: dict[str, list[Any]] = {}
+    if is_stac(source):
+        for item in items_of(source):
+            if item.datetime is None:
+                raise ValueError(f"{item.name} does not tell when it was taken")
+            given.setdefault(day_of(item.datetime), []).append(item)
+    elif isinstance(source, Mapping):
+        for time, one in source.items():
+            several = one if isinstance(one, (list, tuple)) else [one]
+            given.setdefault(day_of(time), []).extend(several)
+    else:
+        times = [] if isinstance(reading.time, str) else list(reading.time)
+        if not isinstance(source, (list, tuple)) or len(source) != len(times):
+            raise ValueError(
+                f"time= has {len(times)} dates, which must be one for each source of a list, or be "
+                "given as {date: path}"
+            )
+        for time, one in zip(times, source, strict=True):
+            given.setdefault(day_of(time), []).append(one)
+    wanted, matched = _wanted_times(reading.time, given)
+
+    def at(time: str) -> Source | None:
+        found = [one for own in matched[time] for one in given[own]]
+        if not found:
+            return None
+        if isinstance(found[0], Item):
+            return _of_items(found, plain, bands)
+        return _made(found if len(found) > 1 else found[0], plain, bands)
+
+    return steps_of([(time, at(time)) for time in wanted], reading.target)
+
+
+def _wanted_times(time: Any, given: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
+    """Dates in order, and the times of sources that belong to each: to a day all of that day."""
+    if isinstance(time, str):
+        if time != "all":
+            raise ValueError(f"time must be a list of dates or 'all', got {time!r}")
+        return sorted(given), {own: [own] for own in given}
+    wanted = sorted({day_of(one) for one in time})
+    matched = {
+        one: [own for own in sorted(given) if own == one or own.partition("T")[0] == one]
+        for one in wanted
+    }
+    return wanted, matched
 
 
 def _opened(open_one: Callable[[Any], Raster], each: Sequence[Any]) -> list[Raster]:

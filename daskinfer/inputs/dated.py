@@ -1,0 +1,71 @@
+"""Arrays ``(time, band, y, x)``, and the same with the bands of all dates on one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ..pixels import Array, Mask, valid_pixels
+from .timestack import TimeStack, day_of
+
+__all__ = ["DATE", "flattened", "unflattened", "valid_at_any"]
+
+DATE = "date"
+"""Coordinate of the bands that says which date each belongs to."""
+
+
+def flattened(array: xr.DataArray) -> xr.DataArray:
+    """An array ``(time, band, y, x)`` as ``(band, y, x)``, the bands called ``time/band``."""
+    if tuple(array.dims) != ("time", "band", "y", "x"):
+        raise ValueError(f"expected dimensions (time, band, y, x), got {array.dims}")
+    times, bands = array.sizes["time"], array.sizes["band"]
+    dates = [day_of(time) for time in array.coords["time"].values] if "time" in array.coords else [
+        str(i + 1) for i in range(times)
+    ]  # fmt: skip
+    names = array.coords["band"].values if "band" in array.coords else range(1, bands + 1)
+    own = [name for name in ("y", "x", "mask", "spatial_ref") if name in array.coords]
+    coords: dict[str, Any] = {name: array.coords[name].variable for name in own}
+    coords["band"] = [f"{date}/{name}" for date in dates for name in names]
+    coords[DATE] = ("band", [date for date in dates for _ in names])
+    for name in ("scale", "offset"):
+        if name in array.coords:
+            one = array.coords[name]
+            coords[name] = ("band", np.tile(one.values, times), one.attrs)
+    data = array.data.reshape(times * bands, *array.shape[2:])
+    return xr.DataArray(data, coords, ("band", "y", "x"), array.name, array.attrs)
+
+
+def unflattened(array: xr.DataArray, stack: TimeStack) -> xr.DataArray:
+    """The array of a stack as ``(time, band, y, x)``."""
+    times, bands = len(stack.times), len(stack.bands)
+    own = [name for name in ("y", "x", "mask", "spatial_ref") if name in array.coords]
+    coords: dict[str, Any] = {name: array.coords[name].variable for name in own}
+    coords["time"] = np.array(stack.times, "datetime64[ns]")
+    coords["band"] = list(stack.bands)
+    for name in ("scale", "offset"):
+        if name in array.coords:
+            one = array.coords[name]
+            coords[name] = ("band", one.values[:bands], one.attrs)
+    data = array.data.reshape(times, bands, *array.shape[1:])
+    return xr.DataArray(data, coords, ("time", "band", "y", "x"), array.name, array.attrs)
+
+
+def valid_at_any(
+    data: Array, nodata: Sequence[float | int | None], dates: Sequence[str] | None = None
+) -> Mask:
+    """Pixels ``(y, x)`` that are valid in all bands, or in all bands of any date.
+
+    >>> two = np.array([[[1.0, np.nan, np.nan]], [[2.0, 2.0, np.nan]]])
+    >>> valid_at_any(two, (None, None), ("a", "b")).tolist()
+    [[True, True, False]]
+    """
+    if dates is None:
+        return valid_pixels(data, nodata)
+    valid: Mask = np.zeros(data.shape[1:], np.bool_)
+    for date in dict.fromkeys(dates):
+        own = [i for i, other in enumerate(dates) if other == date]
+        valid |= valid_pixels(data[own], [nodata[i] for i in own])
+    return valid
