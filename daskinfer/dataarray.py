@@ -12,7 +12,9 @@ import numpy as np
 import xarray as xr
 from dask.base import tokenize
 
+from .inputs.dated import unflattened
 from .inputs.protocol import Source
+from .inputs.timestack import TimeStack
 from .pixels import Array, Mask, Pixels, valid_pixels
 from .raster import Raster
 from .tiling import Span, Window
@@ -80,6 +82,9 @@ def lazy_array(raster: Any, chunks: ChunkSides, mask: bool) -> xr.DataArray:
         attrs["physical"] = "scale and offset of the files are applied"
     title = Path(getattr(raster, "path", "scene")).stem or None
     array = xr.DataArray(data, coords, ("band", "y", "x"), title, attrs)
+    if isinstance(raster, TimeStack):
+        array = unflattened(array, raster)
+        name = array.data.name
     _lately_opened[name] = raster, array.copy()
     while len(_lately_opened) > _KEPT_OPENED:
         _lately_opened.popitem(last=False)

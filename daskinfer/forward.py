@@ -183,7 +183,12 @@ class Forward(Device):
 
         raw, mask = loaded
         x = self.normalise(raw)
-        return x if mask is None else torch.where(mask[:, None], x, self._fill)
+        if mask is not None:
+            x = torch.where(mask[:, None], x, self._fill)
+        if raw.is_floating_point():
+            # What one date of several lacks, where others have the pixel.
+            x = torch.where(torch.isnan(raw), self._fill, x)
+        return x
 
     def copy_out(self, result: Any) -> Array:
         """The output as an array of its own."""

@@ -14,6 +14,7 @@ from dask.base import tokenize
 from .dataarray import lazy_array, opened_source
 from .grid import Grid, grid_of
 from .handles import Sign
+from .inputs.dated import DATE, flattened, valid_at_any
 from .inputs.gather import TargetGrid
 from .inputs.opening import Reading, assembled
 from .inputs.protocol import Source
@@ -31,7 +32,8 @@ class ArraySource:
     Parameters
     ----------
     array : DataArray
-        Dimensions ``(band, y, x)``, or ``(y, x)`` for one band; lazy or in memory.
+        Dimensions ``(band, y, x)``, or ``(y, x)`` for one band, or ``(time, band, y, x)``; lazy or
+        in memory.
     """
 
     def __init__(self, array: xr.DataArray) -> None:
@@ -42,6 +44,8 @@ class ArraySource:
             )
         if array.ndim == 2:
             array = array.expand_dims("band")
+        if array.ndim == 4:
+            array = flattened(array)
         if array.ndim != 3 or tuple(array.dims[1:]) != ("y", "x"):
             raise ValueError(f"expected dimensions (band, y, x), got {array.dims}")
         if array.dtype.kind not in "biuf":
@@ -105,8 +109,9 @@ class ArraySource:
         valid = None if mask is None else da.asarray(mask.data).astype(bool)
         if nodata is not None or data.dtype.kind == "f":
             numbers = data.rechunk({0: -1}).map_blocks(
-                valid_pixels,
+                valid_at_any,
                 (nodata,) * data.shape[0],
+                self._dates,
                 dtype=bool,
                 drop_axis=0,
                 meta=np.empty((0, 0), bool),
@@ -114,10 +119,21 @@ class ArraySource:
             valid = numbers if valid is None else numbers & valid
         return valid
 
+    @property
+    def _dates(self) -> tuple[str, ...] | None:
+        """The date of each band, where there are several."""
+        dates = self._array.coords.get(DATE)
+        return None if dates is None else tuple(dates.values.tolist())
+
     def select(self, bands: Bands) -> ArraySource:
-        """The array with these bands only, in this order."""
+        """The array with these bands only, in this order; of every date, where there are several.
+
+        Bands of one date are called ``time/band``.
+        """
         if bands is None:
             return self
+        if self._dates and not set(map(str, bands)) & set(self._names):
+            bands = [f"{date}/{band}" for date in dict.fromkeys(self._dates) for band in bands]
         picked = find_bands(bands, self._names, "the array")
         return ArraySource(self._array.isel({self._array.dims[0]: picked}))
 
@@ -202,6 +218,7 @@ def open_raster(
     resampling: Any = "nearest",
     scale: Any = None,
     offset: Any = None,
+    time: Any = None,
 ) -> xr.DataArray:
     """Open a raster lazily.
 
@@ -250,6 +267,12 @@ def open_raster(
         lanczos, average, mode, max, min, med, q1, q3 or rms.  Nodata is left out of kernels.
     scale, offset : float or mapping of str to float, optional
         Physical values are ``number * scale + offset``: replace what files and items say.
+    time : sequence of dates or "all", optional
+        For models that take several dates: of a list of sources the date of each; of STAC items,
+        or of a mapping ``{date: path}``, the dates that are wanted, or "all".  The array is then
+        ``(time, band, y, x)`` in order of time, and the model sees ``(n, time * band, y, x)``, or
+        ``(n, time, band, y, x)`` through `daskinfer.wrappers.TimeSteps`.  What a date lacks is NaN,
+        which the model sees as its fill; a pixel is nodata where every date lacks it.
 
     Returns
     -------
@@ -282,14 +305,14 @@ def open_raster(
     if is_zarr(source):
         source = open_zarr(source)
     if isinstance(source, xr.DataArray):
-        if target.given or any(option is not None for option in (stack, scale, offset)):
+        if target.given or any(option is not None for option in (stack, scale, offset, time)):
             raise ValueError(
                 "an array is on its grid and scaled already: change it with xarray or rioxarray, "
                 "or pass the path to open_raster"
             )
         source = _part(source, window, bounds, bounds_crs)
         return _opened(source, bands, chunks, nodata, mask)
-    reading = Reading(nodata, mask, sign, stack, target, scale, offset)
+    reading = Reading(nodata, mask, sign, stack, target, scale, offset, time)
     opened = _cropped(assembled(source, reading, bands), window, bounds, bounds_crs)
     return lazy_array(opened, chunks, mask)
 

@@ -17,6 +17,7 @@ __all__ = [
     "ChannelsLast",
     "FixedBatch",
     "Headed",
+    "TimeSteps",
     "not_scores",
     "outputs_text",
 ]
@@ -50,6 +51,52 @@ class Augmented(nn.Module):
         for name in self.names[1:]:
             total = total + undo(self.network(apply(x, name)), name)
         return total / len(self.names)
+
+
+class TimeSteps(nn.Module):
+    """A network of several dates, as one that takes the bands of all dates on one axis.
+
+    Parameters
+    ----------
+    network : callable
+        ``(n, time, band, y, x)`` to ``(n, channel, y, x)``.
+    steps : int
+        Dates.
+    band_first : bool, default False
+        The network takes ``(n, band, time, y, x)``, as 3-D convolutions do.
+
+    Raises
+    ------
+    ValueError
+        If an input cannot be divided into so many dates.
+
+    Examples
+    --------
+    >>> class Latest(nn.Module):
+    ...     def forward(self, x):
+    ...         return x[:, -1]
+    >>> TimeSteps(Latest(), steps=3)(torch.arange(6.0).reshape(1, 6, 1, 1)).flatten().tolist()
+    [4.0, 5.0]
+    """
+
+    def __init__(
+        self,
+        network: Callable[[torch.Tensor], torch.Tensor],
+        steps: int,
+        *,
+        band_first: bool = False,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.steps = steps
+        self.band_first = band_first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores of a batch ``(n, time * band, y, x)``."""
+        if x.shape[1] % self.steps:
+            raise ValueError(f"{x.shape[1]} bands cannot be those of {self.steps} dates")
+        dated = x.unflatten(1, (self.steps, -1))
+        return self.network(dated.transpose(1, 2) if self.band_first else dated)
 
 
 class FixedBatch(nn.Module):
