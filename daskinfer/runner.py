@@ -17,11 +17,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from distributed import Client, KilledWorker, get_client, performance_report
+from distributed import Client, KilledWorker, get_client
 
 from .clusters import cluster
 from .clusters.check import check_workers
 from .clusters.workers import neighbours
+from .dashboard.daskreport import dask_reporting
 from .dashboard.feed import feeding
 from .dashboard.view import RunView
 from .dispatch import Answer, Dispatch
@@ -168,21 +169,11 @@ def execute(
         tracing(trace) as writers,
         _ready(client, plan) as active,
         prepare(plan) as outputs,
-        _performance(active, performance_report),
+        dask_reporting(active, performance_report),
         feeding(active, view := RunView(), dashboard) as (feeds, link),
     ):
         listeners: list[Callback] = [view, *callbacks, *writers, *feeds]
         return _Driver(plan, active, outputs, view, listeners, link, bool(writers)).drive()
-
-
-@contextlib.contextmanager
-def _performance(client: Client, path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Have Dask report on its part."""
-    if path is None:
-        yield
-        return
-    with client.as_current(), performance_report(filename=os.fspath(path)):
-        yield
 
 
 def _check_callbacks(callbacks: Sequence[Callback]) -> None:

@@ -180,6 +180,15 @@ def test_tasks_are_called_by_their_chunk(tmp_path, one_worker):
     assert report.complete
 
 
+def test_dasks_report_is_written_of_a_run_that_fails_too(tmp_path, one_worker):
+    page = tmp_path / "dask.html"
+    with pytest.raises(di.InferenceError, match="thirteen"):
+        di.run(
+            gated_plan(tmp_path, raw=numbers(c2=BAD)), client=one_worker, performance_report=page
+        )
+    assert "daskinfer-chunk" in page.read_text()
+
+
 # --- without a page -------------------------------------------------------------------------------
 
 
