@@ -19,10 +19,11 @@ from .encode import EncodedChunk, encode_chunk
 from .overview import Array, Shape
 from .splitting.pieces import EncodedPieces, Pieces
 from .splitting.work import SplitWork
+from .zarrwork import EncodedZarr
 
 __all__ = ["Draft", "Encoded", "Work", "is_split"]
 
-Encoded = EncodedChunk | EncodedPieces
+Encoded = EncodedChunk | EncodedPieces | EncodedZarr
 
 
 class Work(Protocol):

@@ -95,7 +95,7 @@ class TimeSteps(nn.Module):
         """Scores of a batch ``(n, time * band, y, x)``."""
         if x.shape[1] % self.steps:
             raise ValueError(f"{x.shape[1]} bands cannot be those of {self.steps} dates")
-        dated = x.unflatten(1, (self.steps, -1))
+        dated = x.reshape(len(x), self.steps, -1, *x.shape[2:])
         return self.network(dated.transpose(1, 2) if self.band_first else dated)
 
 
