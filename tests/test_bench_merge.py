@@ -14,7 +14,10 @@ from daskinfer.bench.command import benches
 def test_tiles_report_the_objects_that_they_see_whole():
     rows, tiling = merge.seen_objects(500)
     for row in rows:
-        spans = [axis.tile_span(int(i)) for axis, i in zip((tiling.y, tiling.x), row["tile"])]  # noqa: B905
+        spans = [
+            axis.tile_span(int(i))
+            for axis, i in zip((tiling.y, tiling.x), row["tile"], strict=True)
+        ]
         x1, y1, x2, y2 = row["box"]
         assert spans[0].start - 1 < y1 < y2 < spans[0].stop + 1
         assert spans[1].start - 1 < x1 < x2 < spans[1].stop + 1
@@ -25,7 +28,7 @@ def test_tiles_report_the_objects_that_they_see_whole():
 def test_each_object_is_found_about_once(way, tmp_path):
     options = argparse.Namespace(objects=(2000,), ways=(way,))
     [case] = merge.cases(options, tmp_path)
-    values = case.run()
+    values = case.once()
     assert set(values) == {column.key for column in merge.COLUMNS}
     assert values["boxes"] > 2000
     # Boxes of objects that lie on each other may be taken for one.

@@ -86,7 +86,7 @@ def seen_objects(count: int, seed: int = 0) -> tuple[npt.NDArray[Any], Any]:
     first = np.maximum(corners // _CORE - 1, 0).astype(int)
     for down in range(4):
         for right in range(4):
-            tile = first + (right, down)
+            tile = np.add(first, (right, down))
             there = (tile < axis.tiles).all(axis=1)
             span = spans[np.minimum(tile, axis.tiles - 1)]
             there &= (boxes[:, :2] > span[:, :, 0]).all(axis=1)
