@@ -177,7 +177,7 @@ def test_few_requests_open_a_file(folder):
         assert asked.count("HEAD /scene.tif") <= 2
         assert {line.split()[1] for line in asked} == {"/scene.tif"}
         raster.read(window(256, 256, 128, 128))
-        assert {line.split()[0] for line in requests(folder)} == {"GET"}
+        assert {line.split()[0] for line in requests(folder)} <= {"GET"}
 
 
 def test_a_mask_beside_a_remote_file_is_used(folder, one_worker):
