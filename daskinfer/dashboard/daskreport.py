@@ -18,7 +18,8 @@ def dask_reporting(client: Client, path: str | os.PathLike[str] | None) -> Itera
         yield
         return
     with client.as_current(), contextlib.ExitStack() as stack:
-        report = stack.enter_context(performance_report(filename=os.fspath(path)))
+        report = performance_report(filename=os.fspath(path))
+        stack.enter_context(report)
         try:
             yield
         except BaseException as error:
