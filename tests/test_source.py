@@ -308,7 +308,7 @@ def test_complex_numbers_are_refused_in_files_and_arrays(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "dims", [("y", "x", "band"), ("time", "band", "y", "x"), ("band", "x", "y")]
+    "dims", [("y", "x", "band"), ("band", "time", "y", "x"), ("band", "x", "y")]
 )
 def test_other_dimensions_are_refused_with_what_they_are(dims):
     array = xr.DataArray(np.zeros((2,) * len(dims)), dims=dims)

@@ -20,7 +20,10 @@ DATE = "date"
 def flattened(array: xr.DataArray) -> xr.DataArray:
     """An array ``(time, band, y, x)`` as ``(band, y, x)``, the bands called ``time/band``."""
     if tuple(array.dims) != ("time", "band", "y", "x"):
-        raise ValueError(f"expected dimensions (time, band, y, x), got {array.dims}")
+        raise ValueError(
+            f"expected dimensions (band, y, x), got {array.dims}; dates come first, as in "
+            "(time, band, y, x)"
+        )
     times, bands = array.sizes["time"], array.sizes["band"]
     dates = [day_of(time) for time in array.coords["time"].values] if "time" in array.coords else [
         str(i + 1) for i in range(times)
