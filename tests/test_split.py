@@ -9,6 +9,7 @@ import os
 import numpy as np
 import pytest
 import rasterio
+import rasterio.warp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rasterio.transform import Affine
@@ -85,7 +86,11 @@ def test_overviews_equal_those_of_one_file(tmp_path, dtype, resampling, layout):
     with rasterio.open(path) as dataset:
         assert dataset.overviews(1) == [2, 4, 8, 16, 31]  # as rasterio counts them of one file
     assert sorted(os.listdir(tmp_path)) == ["out.vrt", "out_files"]
-    names = {name.partition("_r")[0] for name in os.listdir(tmp_path / "out_files")}
+    names = {
+        name.partition("_r")[0]
+        for name in os.listdir(tmp_path / "out_files")
+        if not name.endswith(".json")
+    }
     assert names == {
         "out",
         "out_overviews.tif",
@@ -391,3 +396,57 @@ def test_write_cog_in_either_layout(tmp_path):
     assert layouts == {"strict": "COG", "append": None}
     with pytest.raises(ValueError, match="'strict' or 'append'"):
         di.write_cog(data, tmp_path / "x.tif", layout="loose")
+
+
+# ---- STAC ----------------------------------------------------------------------------------------
+
+
+def test_items_and_their_collection(tmp_path):
+    pystac = pytest.importorskip("pystac", reason="needs: pip install 'daskinfer[stac]'")
+    colors = ((0, 0, 255, 255), (0, 255, 0, 255))
+    spec = spec_of(
+        100, 90, nodata=255, blocksize=16, colors=colors, descriptions=("class",),
+        tags=(("CLASS_NAMES", json.dumps(["sea", "land"])),),
+    )  # fmt: skip
+    draft, pixels = Draft(spec, (32, 32), 64), class_map(spec) % 2
+    path = written(tmp_path, draft, pixels)
+    folder = tmp_path / "out_files"
+    collection = pystac.Collection.from_file(str(folder / "out.collection.json"))
+    items = {item.id: item for item in collection.get_items()}
+    assert sorted(items) == [f"out_r0{i}_c0{j}" for i in (0, 1) for j in (0, 1)]
+    west, south, east, north = collection.extent.spatial.bboxes[0]
+    for name, item in items.items():
+        asset = item.assets["data"]
+        assert asset.href == f"./{name}.tif"
+        with rasterio.open(folder / f"{name}.tif") as dataset:
+            assert item.properties["proj:shape"] == [dataset.height, dataset.width]
+            assert item.properties["proj:transform"] == list(dataset.transform)
+            assert item.properties["proj:bbox"] == list(dataset.bounds)
+            box = rasterio.warp.transform_bounds(dataset.crs, "EPSG:4326", *dataset.bounds)
+        assert item.bbox == pytest.approx(box, abs=1e-6)
+        assert west <= item.bbox[0] < item.bbox[2] <= east
+        assert south <= item.bbox[1] < item.bbox[3] <= north
+        assert item.properties["proj:code"] == "EPSG:32633"
+        assert asset.extra_fields["raster:bands"] == [{"data_type": "uint8", "nodata": 255}]
+        classes = asset.extra_fields["classification:classes"]
+        told = [(c["value"], c["name"], c["color_hint"]) for c in classes]
+        assert told == [(0, "sea", "0000FF"), (1, "land", "00FF00")]
+        # Everything names everything else by relative paths.
+        assert str(tmp_path) not in json.dumps(item.to_dict(include_self_link=False))
+    assert str(tmp_path) not in (folder / "out.collection.json").read_text()
+    # What is written here can be read here.
+    again = di.open_raster(list(items.values()), bands=["data"])
+    np.testing.assert_array_equal(again.values, pixels)
+    with rasterio.open(path) as dataset:
+        np.testing.assert_array_equal(dataset.read(), pixels)
+
+
+def test_no_items_without_a_place_or_without_pystac(tmp_path, monkeypatch):
+    spec = CogSpec(64, 64, 1, "uint8", blocksize=16)
+    draft = Draft(spec, (32, 32), 32)
+    written(tmp_path, draft, np.ones((1, 64, 64), np.uint8))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "b").mkdir()
+    placed = Draft(spec_of(64, 64, blocksize=16), (32, 32), 32)
+    written(tmp_path / "b", placed, np.ones((1, 64, 64), np.uint8))
+    assert not list(tmp_path.glob("**/*.json"))

@@ -27,6 +27,7 @@ from ..cogstats import FAILED, merged
 from ..encode import encode_chunk
 from ..overview import Shape, level_shapes, reduce2x2
 from ..tiling import Span, Window
+from .catalog import write_catalog
 from .pieces import EncodedPieces, Index, Pieces, Places
 from .vrt import VrtSource, mosaic, overview, write_text
 
@@ -197,12 +198,12 @@ class SplitWork:
         with ThreadPoolExecutor(threads) as pool:
             for _ in pool.map(finish_one, self.pieces):
                 pass
-        self._show(output, len(failed))
+        described = self._show(output, len(failed))
         os.unlink(self.path)
-        return self._tidy(output)
+        return self._tidy(output, described)
 
-    def _show(self, output: str, failed: int) -> None:
-        """Write the VRT, and before it all that it refers to."""
+    def _show(self, output: str, failed: int) -> list[str]:
+        """Write the VRT, and before it all that it refers to; returns the STAC files beside."""
         spec, places = self.pieces.spec, self._places
         made = self._write_overviews()
         sources = [_source(places.piece(index), self.pieces, index) for index in self.pieces]
@@ -216,12 +217,14 @@ class SplitWork:
             tags=tags,
             statistics=told,
         )
+        described = write_catalog(self.pieces, places)
         write_text(output, text)
+        return described
 
-    def _tidy(self, output: str) -> int:
+    def _tidy(self, output: str, described: list[str]) -> int:
         """Remove files of an earlier output of this name; returns the bytes of this one's."""
         places = self._places
-        current = {places.piece(index) for index in self.pieces} | {places.top}
+        current = {*described, places.top, *(places.piece(index) for index in self.pieces)}
         current |= {places.overview(1 << level) for level in range(1, len(self.pieces.spec.shapes))}
         size = os.path.getsize(output)
         for path in list(places.ours()):
