@@ -176,6 +176,9 @@ class Grid:
         array = xr.DataArray(0)
         if self.crs is not None:
             array = array.rio.write_crs(self.crs)
+            # As it stands; pyproj would write it anew.
+            told = {"crs_wkt": self.crs, "spatial_ref": self.crs}
+            array.coords[GRID_MAPPING].attrs.update(told)
         if self.transform is not None:
             array = array.rio.write_transform(self.transform)
         if self.gcps:
@@ -209,7 +212,7 @@ def grid_of(array: xr.DataArray) -> Grid:
     reference = array.coords[GRID_MAPPING].attrs if GRID_MAPPING in array.coords else {}
     gcps = tuple((p.row, p.col, p.x, p.y, p.z or 0.0) for p in array.rio.get_gcps() or ())
     rpcs = tuple(sorted(reference.get("rpcs", {}).items()))
-    crs = _wkt(array.rio.crs)
+    crs = _wkt(reference.get("crs_wkt") or array.rio.crs)
     # Without a transform, the coordinates of such arrays count pixels.
     untold = not (reference.get("GeoTransform") or gcps or rpcs)
     if untold and crs and 1 in (height, width) and "x" in array.coords:

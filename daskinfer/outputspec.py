@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from ._version import __version__
@@ -41,7 +42,7 @@ def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> Co
         count=form.bands,
         dtype=form.dtype,
         transform=None if grid.transform is None else tuple(grid.transform)[:6],
-        crs=grid.crs,
+        crs=_by_code(grid.crs),
         gcps=grid.gcps,
         gcps_crs=grid.gcps_crs,
         rpcs=grid.rpcs,
@@ -53,6 +54,17 @@ def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> Co
         resampling=resampling,
         **options,
     )
+
+
+def _by_code(crs: str | None) -> str | None:
+    """A CRS with heights by its code, if its definition ends with one.
+
+    GDAL finds the GeoKeys of such a one by its code alone, and others without a word.
+    """
+    code = re.search(r'ID\["(\w+)",(\d+)\]\]$', crs or "")
+    if crs is None or code is None or not crs.startswith("COMPOUNDCRS"):
+        return crs
+    return f"{code[1]}:{code[2]}"
 
 
 def _descriptions(form: OutputFormat, model: Model) -> tuple[str, ...]:

@@ -142,6 +142,17 @@ def test_a_crs_with_a_code_keeps_it(tmp_path, one_worker, code):
         assert dataset.crs.to_wkt() == source.crs.to_wkt()
 
 
+@pytest.mark.parametrize("code", [7415, 9518, 6349])
+def test_a_crs_with_heights_keeps_them(tmp_path, one_worker, code):
+    path = write_raster(tmp_path / "a.tif", ramp(4, 5), crs=f"EPSG:{code}")
+    assert grid_of(di.open_raster(path)) == describe(path).grid
+    di.write_cog(di.predict(di.open_raster(path), MODEL), tmp_path / "p.tif")
+    with rasterio.open(path) as source, written(path, tmp_path / "o.tif", one_worker) as dataset:
+        assert dataset.crs.to_wkt() == source.crs.to_wkt()
+    with rasterio.open(path) as source, rasterio.open(tmp_path / "p.tif") as dataset:
+        assert dataset.crs.to_wkt() == source.crs.to_wkt()
+
+
 def test_a_crs_of_ones_own_survives_arithmetic_and_the_output(tmp_path):
     path = write_raster(tmp_path / "a.tif", ramp(4, 5), crs=LAEA)
     scene = di.open_raster(path)
