@@ -450,3 +450,19 @@ def test_no_items_without_a_place_or_without_pystac(tmp_path, monkeypatch):
     placed = Draft(spec_of(64, 64, blocksize=16), (32, 32), 32)
     written(tmp_path / "b", placed, np.ones((1, 64, 64), np.uint8))
     assert not list(tmp_path.glob("**/*.json"))
+
+
+def test_bands_that_are_resampled_differently(tmp_path):
+    """Also in the overviews above those of the files, and in small files at the border."""
+    resampling = ("mode", "average")
+    spec = spec_of(300, 290, 2, nodata=255, blocksize=16, resampling=resampling)
+    draft = Draft(spec, (32, 32), 64)
+    pixels = np.concatenate([class_map(spec)[:1] % 7, class_map(spec, 1)[1:] * 50])
+    pixels[:, -50:, -50:] = 40
+    path = written(tmp_path, draft, pixels)
+    one = Draft(spec, (32, 32))
+    with one.create(str(tmp_path / "one.tif.partial")) as work:
+        fill(work, one, pixels)
+        work.finish(str(tmp_path / "one.tif"))
+    for level, wanted in zip(levels_of(path), levels_of(tmp_path / "one.tif"), strict=True):
+        np.testing.assert_array_equal(level, wanted)
