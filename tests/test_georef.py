@@ -17,6 +17,7 @@ from torch import nn
 
 import daskinfer as di
 from conftest import TRANSFORM, Pixel, noise, ramp, write_raster
+from daskinfer.cli import main
 from daskinfer.grid import grid_of
 from daskinfer.raster import describe
 from daskinfer.source import source_of
@@ -433,3 +434,21 @@ def test_bounds_that_make_no_sense_are_refused(tmp_path, options, message):
 def test_bounds_of_a_raster_without_a_transform_are_refused(tmp_path):
     with pytest.raises(ValueError, match="pass window="):
         di.open_raster(with_points(tmp_path / "a.tif"), bounds=(0, 0, 1, 1))
+
+
+def test_the_command_line_takes_bounds_and_masks_the_halo(tmp_path, factory, capsys):
+    raw = noise(2, 90, 80, dtype="float32")
+    raw[0, 40, 30] = np.nan
+    path = write_raster(tmp_path / "a.tif", raw)
+    output = str(tmp_path / "o.tif")
+    job = ["run", path, factory, output, "--bounds=500100,5599300,500700,5599900", "--mask-halo"]
+    assert main(job) == 0
+    assert "nodata masked as far as it is seen" in capsys.readouterr().out
+    with rasterio.open(output) as dataset:
+        assert dataset.bounds == (500_100, 5_599_300, 500_700, 5_599_900)
+        # A convolution of 3 x 3 sees one pixel around.
+        assert np.argwhere(dataset.read(1) == 255).tolist() == [
+            [row, col] for row in (29, 30, 31) for col in (19, 20, 21)
+        ]
+    assert main(["plan", path, factory, output, "--bounds=0,0,1,1", "--overwrite"]) == 2
+    assert "do not meet the raster" in capsys.readouterr().err
