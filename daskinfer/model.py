@@ -8,7 +8,6 @@ it is needed.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,9 +19,8 @@ from .loaders.factory import call_factory, first_in_channels, is_factory, resolv
 from .loaders.facts import CODE, Facts, Network
 from .loaders.torchscript import convolved_bands
 from .mlm.read import read_item, recipe_of
-from .netrun import quiet
 from .paths import absolute_name
-from .shipping import ModelBytes, find_module, is_script, keep_module, pack_module
+from .shipping import ModelBytes, copy_module, find_module, is_script, keep_module, pack_module
 from .spec import EMBEDDABLE, PER_BAND, check_recipe, check_spec, json_value, tidy
 
 if TYPE_CHECKING:
@@ -224,8 +222,7 @@ class Model:
         if self.kind == "factory":
             module = call_factory(self.source, self.weights, self.trust)
         elif self.kind == "module":
-            with quiet():
-                module = copy.deepcopy(_find(self))
+            module = copy_module(_find(self))
         else:
             return build_file(self.source, self.kind, device, self.trust)
         # Networks saved in half or double precision run in float32, as `precision` says.

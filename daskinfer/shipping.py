@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import threading
 import weakref
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from .loaders.torchscript import load_script
+from .netrun import quiet
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ModelBytes", "find_module", "is_script", "keep_module", "pack_module"]
+__all__ = ["ModelBytes", "copy_module", "find_module", "is_script", "keep_module", "pack_module"]
 
 # Modules given by users of this process, found again by digest when a pickled Model comes back to
 # the same process (Dask pickles tasks even for in-process workers).  Weak: the user owns them.
@@ -79,6 +81,16 @@ def pack_module(digest: str, module: torch.nn.Module) -> ModelBytes:
     except Exception as error:
         # Exported modules, and those that hold locks or open files.
         return ModelBytes(digest, b"", refusal=f"{type(error).__name__}: {error}")
+
+
+def copy_module(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy that shares nothing with the module."""
+    if is_script(module):
+        saved: Any = module
+        # A deep copy of TorchScript has parameters that are results of an operation.
+        return load_script(io.BytesIO(saved.save_to_buffer()))
+    with quiet():
+        return copy.deepcopy(module)
 
 
 def is_script(module: Any) -> bool:

@@ -6,6 +6,7 @@ call, and loading it calls them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ NESTED = ("state_dict", "model_state_dict", "model_state", "model", "weights", "
 # What wrappers put before every name: DataParallel and DDP, Lightning and other loops, compile.
 PREFIXES = ("module.", "model.", "net.", "network.", "_orig_mod.")
 _LISTED = 5
+# What torch refuses in a pickle, by name: a function, a class, an instruction.
+_CALLED = re.compile(r"(?:GLOBAL|class|instruction) ([\w.]+)")
 
 
 def load_weights(module: torch.nn.Module, path: str, trust: bool = False) -> None:
@@ -113,12 +116,13 @@ def _read(path: str, trust: bool) -> Any:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         if trust:
             return _read_trusted(path)
-        if "weights_only" in str(error) or "Unsupported" in str(error):
-            wants = str(error).partition("GLOBAL ")[2].partition(" ")[0] or "code"
+        if wants := _CALLED.search(str(error)):
             raise ValueError(
-                f"{path!r} is a pickle that wants to run code ({wants}), and {CODE}"
+                f"{path!r} is a pickle that wants to run code ({wants[1]}), and {CODE}"
             ) from error
-        raise ValueError(f"{path!r} cannot be read: {error}") from error
+        raise ValueError(
+            f"{path!r} cannot be read; it is not what torch.save writes, or it is cut short"
+        ) from error
 
 
 def _read_trusted(path: str) -> Any:
