@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from daskinfer.monitor import RunStarted
 from daskinfer.raster import describe
 from daskinfer.remote import UnreachableError, environment, is_remote
 from faultserver import faulty, sign
+from models import in_new_process
 from sources import everything, window
 
 RAW = noise(2, 600, 600)
@@ -240,3 +242,45 @@ def test_the_users_own_settings_come_first(monkeypatch):
     assert options["GDAL_HTTP_RETRY_DELAY"] == 9
     assert "GDAL_HTTP_MAX_RETRY" not in options
     assert options["CPL_VSIL_CURL_NON_CACHED"] == "/vsicurl/https://host"
+
+
+def test_objects_of_a_store_are_read_with_the_keys_of_the_environment(folder, monkeypatch):
+    pytest.importorskip("moto.server", reason="needs: pip install 'daskinfer[test]'")
+    from test_objectstore import Store
+
+    signed = {
+        "Authorization": "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request",
+        "Content-Type": "image/tiff",
+    }
+    keys = {
+        "AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1",
+        "AWS_HTTPS": "NO", "AWS_VIRTUAL_HOSTING": "FALSE",
+    }  # fmt: skip
+    store = Store()
+    try:
+        host = store.address.removeprefix("http://")
+        for name, value in (keys | {"AWS_S3_ENDPOINT": host}).items():
+            monkeypatch.setenv(name, value)
+        store.ask("PUT", "/scenes")
+        content = (folder / "scene.tif").read_bytes()
+        with urlopen(Request(f"{store.address}/scenes/a/scene.tif", content, signed, method="PUT")):
+            store.asked.clear()
+        # The server answers from this process, so that reading is up to another.
+        told = in_new_process(
+            """
+            from daskinfer.raster import describe
+            from daskinfer.tiling import Span, Window
+            raster = describe("s3://scenes/a/scene.tif")
+            pixels = raster.read(Window(Span(100, 300), Span(200, 500)))
+            print(raster.grid.shape, int(pixels.data.astype("int64").sum()))
+            """
+        )
+    finally:
+        store.close()
+    assert told == f"(600, 600) {RAW[:, 100:300, 200:500].astype('int64').sum()}"
+    assert "reader" in store.keys
+    # Whether there is a mask is asked once, and listed once.
+    paths = [path for _, path, _ in store.asked]
+    assert set(paths) == {"/scenes/", "/scenes/a/scene.tif", "/scenes/a/scene.tif.msk"}
+    assert paths.count("/scenes/") == 1
+    assert paths.count("/scenes/a/scene.tif.msk") <= 2
