@@ -11,8 +11,10 @@ import struct
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import rasterio
@@ -23,6 +25,7 @@ from . import tiff
 from .dashboard import states as chunk_states
 from .dashboard.states import DONE, FAILED, MISSING, SKIPPED, thinned
 from .ledger import Failure, read_ledger
+from .tileindex import IndexedFile, read_at
 from .tiling import AxisTiling
 
 __all__ = ["STATES", "Progress", "read_progress", "write_map"]
@@ -75,13 +78,13 @@ def read_progress(path: str | os.PathLike[str]) -> Progress | None:
     settings, failures = read_ledger(ledger) if ledger.exists() else (None, ())
     if settings is None:
         return None
-    counts, offsets, shared, block, size = _blocks(os.fspath(path))
+    blocks, nodata, block, size = _blocks(os.fspath(path))
     starts = [
         _block_starts(AxisTiling(**settings["tiling"][axis]), side, block)
         for axis, side in zip("yx", size, strict=True)
     ]
-    there = _all_of(counts > 0, starts)
-    empty = _all_of((counts > 0) & (offsets == shared), starts)
+    there = _all_of(blocks, starts)
+    empty = _all_of(blocks & nodata, starts)
     states = np.where(there, np.where(empty, SKIPPED, DONE), MISSING).astype(np.uint8)
     states.flat[[failure.chunk for failure in failures]] = FAILED
     return Progress(states, failures, settings)
@@ -111,34 +114,48 @@ def write_map(progress: Progress, picture: str | os.PathLike[str]) -> None:
     Path(f"{os.fspath(picture)}.aux.xml").unlink(missing_ok=True)
 
 
-def _blocks(
-    path: str,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], int, int, tuple[int, int]]:
-    """Byte count and offset of each block, that of the shared nodata, block side, raster size.
+# Which blocks are there, which are all nodata, side of a block, size of the raster.
+_Blocks = tuple[NDArray[np.bool_], NDArray[np.bool_], int, tuple[int, int]]
 
-    Of a file with planes, the counts are those of the plane with the least, so that a block counts
-    once all its planes are there.
-    """
+
+def _blocks(path: str) -> _Blocks:
+    """Blocks of an output in one file, or in several."""
+    return _blocks_of_vrt(path) if path.endswith(".vrt.partial") else _blocks_of_file(path)
+
+
+def _blocks_of_vrt(path: str) -> _Blocks:
+    """Blocks of all files that a VRT of unfinished ones shows; those that are gone are finished."""
+    root = ElementTree.parse(path).getroot()
+    band = root.find("VRTRasterBand")
+    if band is None:
+        raise ValueError(f"{path!r} has no band")
+    size = int(root.get("rasterYSize", 0)), int(root.get("rasterXSize", 0))
+    block = int(band.get("blockYSize", 0))
+    there = np.ones([-(-side // block) for side in size], bool)
+    nodata = np.zeros_like(there)
+    for source in band.iter("SimpleSource"):
+        name, place = source.findtext("SourceFilename", ""), source.find("DstRect")
+        if place is not None and (file := Path(path).parent / name).exists():
+            part, empty, _, _ = _blocks_of_file(str(file))
+            row, col = (int(place.get(key, 0)) // block for key in ("yOff", "xOff"))
+            at = np.s_[row : row + part.shape[0], col : col + part.shape[1]]
+            there[at], nodata[at] = part, empty
+    return there, nodata, block, size
+
+
+def _blocks_of_file(path: str) -> _Blocks:
+    """Blocks of a work file; one counts once all its planes are there."""
     with open(path, "rb") as file:
-
-        def read(size: int, at: int) -> bytes:
-            file.seek(at)
-            return file.read(size)
-
-        ifds = tiff.parse(read)
+        ifds = tiff.parse(partial(read_at, path, file.fileno()))
         main, block = ifds[0], int(ifds[0][tiff.TILE_WIDTH].ints()[0])
         shapes = [tiff.shape_of(ifd) for ifd in ifds]
         layout = tiff.plan_layout(main, shapes, block, tiff.WORK_GHOST)
-    rows, cols = (-(-side // block) for side in shapes[0])
-    counts = np.asarray(main[tiff.TILE_BYTE_COUNTS].ints()).astype(np.int64)
-    offsets = np.asarray(main[tiff.TILE_OFFSETS].ints()).astype(np.int64)
-    return (
-        counts.reshape(-1, rows, cols).min(axis=0),
-        offsets.reshape(-1, rows, cols).max(axis=0),
-        layout.data_start + _SHARED.size,
-        block,
-        shapes[0],
-    )
+        index = IndexedFile(path, file.fileno(), layout)
+        rows, cols = (-(-side // block) for side in shapes[0])
+        counts = index.counts(0).reshape(-1, rows, cols).min(axis=0)
+        offsets = index.offsets(0).reshape(-1, rows, cols).max(axis=0)
+    shared = layout.data_start + _SHARED.size
+    return counts > 0, offsets == shared, block, shapes[0]
 
 
 def _block_starts(axis: AxisTiling, size: int, block: int) -> list[int]:

@@ -11,7 +11,9 @@ import torch
 
 import daskinfer as di
 from conftest import write_raster
+from daskinfer import progress as progress_module
 from daskinfer.cli import main
+from daskinfer.cog import CogSpec, WorkFile, encode_chunk
 from daskinfer.ledger import Failure
 from daskinfer.outputs import Outputs
 from daskinfer.progress import STATES, Progress, read_progress, write_map
@@ -114,3 +116,16 @@ def test_chunks_that_share_a_pixel_of_the_map_show_the_worst(tmp_path):
     assert drawn[500, 0] == MISSING
     assert drawn[999, 699] == SKIPPED
     assert np.count_nonzero(drawn == DONE) >= drawn.size - 4
+
+
+def test_an_index_that_is_not_read_whole(tmp_path):
+    """More blocks than the parser of tags takes with them."""
+    spec = CogSpec(16 * 600, 16 * 600, 1, "uint8", nodata=255, blocksize=16)
+    with WorkFile.create(tmp_path / "w", spec, (160, 160)) as work:
+        work.append(encode_chunk(spec, np.ones((1, 160, 160), "u1"), 160, 320, work.levels))
+    there, empty, block, size = progress_module._blocks(str(tmp_path / "w"))
+    assert (there.shape, block, size) == ((600, 600), 16, (9600, 9600))
+    expected = np.zeros((600, 600), bool)
+    expected[10:20, 20:30] = True
+    np.testing.assert_array_equal(there, expected)
+    assert not empty.any()

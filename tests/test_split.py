@@ -18,6 +18,8 @@ import daskinfer as di
 from cogs import assert_valid, chunks_of, class_map, levels_of, noise_of, pyramid, spec_of
 from daskinfer.cog import CogSpec
 from daskinfer.draft import Draft
+from daskinfer.info import describe_file
+from daskinfer.progress import _blocks, read_progress
 from daskinfer.splitting.pieces import MOST_FILES, Pieces, Places
 from daskinfer.splitting.work import SplitWork
 from test_store import numbered, scene
@@ -222,6 +224,7 @@ def test_a_finish_that_was_stopped_is_gone_on_with(tmp_path, monkeypatch, stop):
         with pytest.raises(KeyboardInterrupt):
             work.finish(path)
     assert not os.path.exists(path)
+    assert _blocks(f"{path}.partial")[0].all()
     with draft.open(f"{path}.partial") as work:
         assert work.done().all()
         work.finish(path)
@@ -271,6 +274,12 @@ def test_a_run_goes_on(tmp_path, one_worker):
     path = tmp_path / "out.vrt"
     with pytest.raises(KeyboardInterrupt):
         di.run(source, model, path, callbacks=[stop], **options)
+    progress = read_progress(f"{path}.partial")
+    assert progress is not None
+    assert progress.states.shape == (4, 5)  # a short last row is part of the one before
+    assert progress.count("done") >= 5
+    assert progress.count("missing") == 20 - progress.count("done")
+    assert f"{progress.count('done')} of 20 chunks" in describe_file(f"{path}.partial")
     with pytest.raises(ValueError, match=r"split: 64 then, 128 now"):
         di.run(source, model, path, **options | {"split": 128})
     report = di.run(source, model, path, **options)
