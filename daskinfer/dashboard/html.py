@@ -16,6 +16,7 @@ from .view import Snapshot
 __all__ = ["bar", "card", "chunk_picture", "failures", "legend", "numbers", "overview", "title"]
 
 _FONT = "font-family:system-ui,sans-serif;color:#222"
+_LINED = 48  # cells a side
 # On a picture of the source: what is missing shades it, what is done tints it.
 _OVER = (150, 120, 120, 235, 235, 120)
 
@@ -125,7 +126,18 @@ def chunk_picture(chunk_map: ChunkMap, side: int, backdrop: bytes | None = None)
     above = chunk_map.picture() if backdrop is None else chunk_map.picture(_OVER)
     under = "" if backdrop is None else _image(backdrop, f"position:absolute;{size}")
     over = _image(above, f"position:absolute;image-rendering:pixelated;{size}")
-    return f"<div style='position:relative;{size}'>{under}{over}</div>"
+    lines = _grid(scale, size) if max(rows, cols) <= _LINED else ""
+    return f"<div style='position:relative;{size}'>{under}{over}{lines}</div>"
+
+
+def _grid(cell: float, size: str) -> str:
+    """Thin lines between cells, where they are few enough to be told apart."""
+    line = "rgba(255,255,255,.45) 1px,transparent 1px"
+    return (
+        f"<div style='position:absolute;left:0;top:0;{size};background-size:{cell:.3f}px "
+        f"{cell:.3f}px;background-image:linear-gradient(to right,{line}),"
+        f"linear-gradient(to bottom,{line})'></div>"
+    )
 
 
 def _image(picture: bytes, style: str) -> str:
