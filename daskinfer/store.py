@@ -164,6 +164,7 @@ def store_cog(
     own = f"{os.path.abspath(output)}.{uuid.uuid4().hex[:8]}"
     partial = f"{own}.writing"
     output = os.path.abspath(output) if url is None else f"{own}.tif"
+    (data,) = dask.optimize(data)
     begun = dask.delayed(_begin)(_Target(partial, output, url, draft, layout))
     done = data.map_blocks(
         _append,
@@ -172,7 +173,10 @@ def store_cog(
         chunks=((1,), *((1,) * n for n in data.numblocks[1:])),
         meta=np.empty((0, 0, 0), np.uint8),
     )
-    finished = dask.delayed(_finish)(begun, done.to_delayed().ravel().tolist())
+    # Not optimised from here on: a single chunk would have `begun` fused into its own task, and run
+    # it once more than `finished` does.
+    blocks = done.to_delayed(optimize_graph=False).ravel().tolist()
+    finished = dask.delayed(_finish)(begun, blocks)
     return Storing(finished, draft, partial)
 
 
