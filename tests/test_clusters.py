@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster
 import daskinfer as di
 from conftest import N3, noise, seeded, write_raster
 from daskinfer.clusters import cuda, preload, workers
-from daskinfer.clusters.check import check_workers
+from daskinfer.clusters.check import check_versions, check_workers
 from daskinfer.clusters.options import cluster_options
 from daskinfer.clusters.slurm import jobqueue_options, seconds_of, slurm_cluster
 from daskinfer.clusters.spec import read_spec, started, yaml_value
@@ -483,6 +483,25 @@ def test_a_remote_file_that_a_worker_cannot_open_is_named(tmp_path, one_worker, 
     os.unlink(path)
     with pytest.raises(ValueError, match=r"cannot open /vsisubfile/0,.*a\.tif"):
         check_workers(one_worker, source, "auto", bytecode=False)
+
+
+def test_a_worker_that_is_lost_meanwhile_is_none_to_refuse():
+    class Losing:
+        """A client with a worker that is gone, and one more."""
+
+        def run(self, function, *_, on_error):
+            return {"tcp://a": OSError("gone"), "tcp://b": self.answer}
+
+    client = Losing()
+    client.answer = (di.__version__, sys.version_info[:2], sys.executable)
+    check_versions(client)
+    client.answer = TypeError("cannot be loaded")
+    with pytest.raises(ValueError, match=r"^worker tcp://b cannot tell .*cannot be loaded"):
+        check_versions(client)
+    client.answer = (di.__version__, (3, 0), sys.executable)
+    check_versions(client)
+    with pytest.raises(ValueError, match=r"has Python 3\.0 and this process 3\.\d+: a model in"):
+        check_versions(client, bytecode=True)
 
 
 def test_workers_without_the_file_are_refused_before_any_work(handmade, scene, tmp_path):

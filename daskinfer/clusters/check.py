@@ -48,17 +48,18 @@ def check_workers(client: Client, source: object, device: object, *, bytecode: b
     _check_device(client, device)
     files = list(_rasters(source))
     if files:
-        _refuse(client.run(_missing_file, _looked_at(files)))
+        told = _asked(client, _missing_file, _looked_at(files))
+        _refuse({address: _failed(answer) or answer for address, answer in told.items()})
 
 
 def check_versions(client: Client, *, bytecode: bool = False) -> None:
     """Refuse workers that have no daskinfer, or another one than this process."""
-    told = client.run(_versions(), on_error="return")
+    told = _asked(client, _versions())
     here = __version__, sys.version_info[:2]
     wrong = {}
     for address, there in told.items():
-        if isinstance(there, BaseException):
-            wrong[address] = f"cannot be asked ({type(there).__name__}: {there})"
+        if (failed := _failed(there)) is not None:
+            wrong[address] = failed
         elif there[0] is None:
             wrong[address] = f"has no daskinfer ({there[2]}): install {here[0]} there"
         elif there[0] != here[0]:
@@ -91,11 +92,11 @@ def _check_device(client: Client, device: object) -> None:
     """Refuse a device by name that no worker has."""
     if not isinstance(device, str) or not device.startswith("cuda"):
         return
-    told = client.run(_offer)
+    told = _asked(client, _offer)
     need = int(device.partition(":")[2] or 0)
-    if not told or any(count > need for count, _ in told.values()):
+    if not told or any(_failed(answer) is None and answer[0] > need for answer in told.values()):
         return
-    offers = _listed({address: text for address, (_, text) in told.items()})
+    offers = _listed({at: _failed(answer) or answer[1] for at, answer in told.items()})
     raise ValueError(f"device {device!r}: no worker has it. They offer\n{offers}")
 
 
@@ -153,6 +154,19 @@ def _missing(rasters: list[Raster]) -> str | None:
         except Exception as error:
             return f"cannot open {path}: {error}"
     return None
+
+
+def _asked(client: Client, function: Any, *arguments: Any) -> dict[str, Any]:
+    """What each worker answers, or raises; without those that are lost meanwhile."""
+    told = client.run(function, *arguments, on_error="return")
+    return {at: answer for at, answer in told.items() if not isinstance(answer, OSError)}
+
+
+def _failed(answer: Any) -> str | None:
+    """Why there is no answer; None if there is one."""
+    if not isinstance(answer, BaseException):
+        return None
+    return f"cannot tell what it has ({type(answer).__name__}: {answer})"
 
 
 def _refuse(told: Mapping[str, str | None]) -> None:
