@@ -27,6 +27,7 @@ def output_of(scene, model, folder, **options):
         return dataset.read(), dataset.dtypes[0], dataset.nodata
 
 
+@pytest.mark.slow
 def test_the_last_of_300_classes_is_not_44(tmp_path, one_worker):
     net = nn.Conv2d(1, 300, 1)
     with torch.no_grad():
