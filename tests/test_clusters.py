@@ -242,6 +242,7 @@ def test_a_file_names_a_kind_whose_arguments_options_replace(tmp_path):
         ({"cluster": "local", "argument": {}}, "unknown key 'argument'; known: cluster, arguments"),
         ({"arguments": {}}, "no key 'cluster'"),
         ({"cluster": 4}, "cluster must be a word"),
+        ({"cluster": "cluster.yaml"}, "names a cluster, not another file"),
         ({"cluster": "a.b:C", "scale": 1, "adapt": {"minimum": 1}}, "not both"),
         ({"cluster": "a.b:C", "scale": "all"}, "scale must be a number"),
         ({"cluster": "a.b:C", "arguments": [1]}, "arguments must be names and values"),
@@ -427,6 +428,14 @@ def test_a_closed_client_leaves_a_cluster_that_it_only_reached(handmade):
     for _ in range(2):
         with di.cluster(handmade.address, set_as_default=False) as client:
             assert len(client.nthreads()) >= 2
+
+
+@pytest.mark.parametrize("kind", ["tcp://127.0.0.1:1", "scheduler.json"])
+def test_options_of_a_start_are_refused_where_nothing_is_started(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scheduler.json").write_text("{}")
+    with pytest.raises(TypeError, match="takes no 'n_workers'; known: asynchronous"):
+        di.cluster(kind, n_workers=2)
 
 
 def test_a_worker_that_joins_late_is_prepared_too(handmade):

@@ -61,6 +61,8 @@ class ClusterSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.cluster, str):
             raise ValueError(f"cluster must be a word, got {self.cluster!r}")
+        if self.cluster.lower().endswith((".yaml", ".yml")):
+            raise ValueError(f"a file names a cluster, not another file ({self.cluster!r})")
         for name in ("arguments", "adapt", "submit"):
             value = getattr(self, name)
             if not isinstance(value, Mapping) and not (name == "adapt" and value is None):

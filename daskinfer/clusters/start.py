@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def cluster(kind: str = "local", **options: Any) -> Client:
 
     Raises
     ------
+    TypeError
+        If an option is none of the kind's.
     ValueError
         If the kind is unknown, or asks for what there is not: no CUDA device, no such partition.
     FileNotFoundError
@@ -87,9 +90,9 @@ def _client(kind: str, options: dict[str, Any]) -> Client:
     if suffix == ".json":
         if not Path(kind).is_file():
             raise FileNotFoundError(f"cluster {kind!r}: no such scheduler file")
-        return Client(scheduler_file=kind, **options)
+        return _reached(options, scheduler_file=kind)
     if "://" in kind or _HOST_AND_PORT.fullmatch(kind):
-        return Client(kind, **options)
+        return _reached(options, address=kind)
     if kind == "processes":
         return _processes(**options)
     if kind in ("cuda", "slurm"):
@@ -101,6 +104,17 @@ def _client(kind: str, options: dict[str, Any]) -> Client:
         f"cluster {kind!r}: pass {', '.join(map(repr, KINDS))}, a scheduler's address (tcp://...) "
         "or its scheduler.json, or a .yaml file"
     )
+
+
+def _reached(options: dict[str, Any], **where: str) -> Client:
+    """A client of a scheduler that runs."""
+    known = sorted(set(signature(Client).parameters) - {"address", "scheduler_file", "kwargs"})
+    # Dask would take any, and forget it.
+    if unknown := sorted(set(options) - set(known)):
+        raise TypeError(
+            f"a cluster that runs already takes no {unknown[0]!r}; known: {', '.join(known)}"
+        )
+    return Client(**where, **options)
 
 
 def _of_spec(spec: ClusterSpec, options: dict[str, Any]) -> Client:
