@@ -23,10 +23,11 @@ from .model import Model, ModelBytes, load_model
 from .objectstore import is_object, local_path
 from .outputspec import cog_spec
 from .pixels import Array, Mask, Pixels
-from .planner import check_layout, check_output, replaced, split_side
+from .planner import check_layout, check_output, replaced
 from .seam import calibrate
 from .settle import Choice, Halo, Size, masking_halo, pick_bands, settle
 from .source import ArraySource
+from .splitting.choose import split_side
 from .stats import with_statistics
 from .store import Storing, store_cog
 from .tiling import Window

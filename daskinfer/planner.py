@@ -33,9 +33,10 @@ from .raster import layout_warning
 from .seam import SeamError, calibrate
 from .settle import Choice, Halo, Size, masking_halo, pick_bands, settle
 from .source import Source, source_of
-from .splitting.pieces import Places, auto_side, check_folder, check_side, dividing
+from .splitting.choose import block_side, chunk_in_files, split_side
+from .splitting.pieces import Places, auto_side, check_folder
 from .stats import with_statistics
-from .tiling import Tiling, round_up
+from .tiling import Tiling
 from .zarrwork import ZarrDraft, check_store, is_zarr_output
 
 __all__ = [
@@ -45,12 +46,10 @@ __all__ = [
     "field_text",
     "plan",
     "replaced",
-    "split_side",
 ]
 
 OnError = Literal["raise", "nodata"]
 
-_BLOCK = 512
 # Of one file: 1 000 000 x 1 000 000 px in blocks of 512 px, which GDAL opened in 15 ms.
 _MANY_BLOCKS = 1 << 22
 
@@ -344,14 +343,12 @@ def plan(
     )
     recipe = with_statistics(raster, recipe, statistics)
     side = split_side(path, split)
-    block = _block(blocksize, chunk, side)
-    if side not in (None, "auto"):
-        check_side(side, block)
+    block = block_side(blocksize, chunk, side)
     asked = Choice(chunk, tile, halo, overlap, batch_size, block, tol, device, reproducible)
     choice, seam = calibrate(raster, recipe, asked)
     inference, field = settle(raster, recipe, choice, quiet=seam is not None)
     if isinstance(side, int) and choice.chunk == "auto":
-        fitting = _dividing_chunk(side, inference, block)
+        fitting = chunk_in_files(side, inference, block)
         if fitting != inference.chunk:
             inference, field = settle(
                 raster, recipe, replace(choice, chunk=fitting), quiet=seam is not None
@@ -396,26 +393,6 @@ def check_layout(layout: str) -> None:
         raise ValueError(f"layout must be 'strict' or 'append', got {layout!r}")
 
 
-def split_side(path: str, split: Any) -> Any:
-    """Side of the files of an output, "auto", or None for one file."""
-    if is_split(path):
-        if split != "auto":
-            check_side(split, 1)
-        return split if split == "auto" else int(split)
-    if split != "auto":
-        raise ValueError(
-            f"output {path!r} is one file: name it .vrt to have it in files of split={split} px"
-        )
-    return None
-
-
-def _dividing_chunk(split: int, inference: Inference, block: int) -> tuple[int, int]:
-    """A chunk, in input pixels, that files are made of, near the one that was chosen."""
-    chunk, scale = inference.chunk, inference.scale
-    y, x = (int(dividing(split, side, block) / scale) for side in chunk)
-    return y, x
-
-
 def _check_files(plan: Plan) -> None:
     """Refuse files that cannot be, and warn of one that readers will find large."""
     draft, blocks = plan.draft, math.prod(plan.cog.grid(0))
@@ -426,21 +403,6 @@ def _check_files(plan: Plan) -> None:
             f"one file of {blocks} blocks has an index of {12 * blocks / 1e6:.0f} MB, which some "
             "readers load first: name the output .vrt to split it, or pass a larger blocksize"
         )
-
-
-def _block(blocksize: int | str, chunk: Size, split: Any = None) -> int:
-    if blocksize != "auto":
-        if isinstance(blocksize, bool) or not isinstance(blocksize, int):
-            raise ValueError(f"blocksize must be 'auto' or a multiple of 16, got {blocksize!r}")
-        return blocksize
-    sides = chunk if isinstance(chunk, (tuple, list)) else (chunk,)
-    smallest = min((side for side in sides if isinstance(side, int)), default=_BLOCK)
-    block = max(16, min(_BLOCK, round_up(smallest, 16)))
-    if isinstance(split, int) and split % block:
-        # Small blocks only where files are small.
-        fitting = (256, 128) if split >= 2 * _BLOCK else (256, 128, 64, 32, 16)
-        return next((n for n in fitting if n < block and split % n == 0), block)
-    return block
 
 
 def check_output(path: str, source: Any, overwrite: bool) -> str:
