@@ -201,3 +201,15 @@ def test_an_existing_file_is_refused(tmp_path):
     with pytest.raises(FileExistsError, match="overwrite=True"):
         di.write_cog(scene(numbered(256, 128)), path)
     assert path.read_bytes() == b"old"
+
+
+def test_an_array_of_one_lazy_chunk_is_written_once(tmp_path):
+    """Fused into its only chunk, the making of the work file would run twice at one time."""
+    lazy = da.zeros((1, 32, 48), np.uint8, chunks=-1).map_blocks(lambda block: block + 7)
+    array = xr.DataArray(lazy, dims=("band", "y", "x"))
+    for number in range(5):
+        path = tmp_path / f"{number}.tif"
+        di.write_cog(array, path, blocksize=16)
+        with rasterio.open(path) as dataset:
+            assert (dataset.read() == 7).all()
+    assert len(list(tmp_path.iterdir())) == 5
