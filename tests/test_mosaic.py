@@ -198,6 +198,19 @@ def test_files_that_begin_left_of_and_above_the_first(tmp_path):
     assert np.array_equal(everything(source).data[:, 4:, 6:], noise(1, 4, 4))
 
 
+def test_files_without_names_of_bands_take_those_of_the_others(tmp_path):
+    names = ("red", "nir")
+    a = tile(tmp_path / "a.tif", noise(2, 5, 5), 0, 0)
+    b = tile(tmp_path / "b.tif", noise(2, 5, 5, seed=1), 0, 5, descriptions=names)
+    for order in ((a, b), (b, a)):
+        scene = di.open_raster(list(order))
+        assert scene.band.values.tolist() == list(names)
+        assert np.array_equal(scene.values[:, :, :5], noise(2, 5, 5))
+    c = tile(tmp_path / "c.tif", noise(2, 5, 5), 0, 10, descriptions=names[::-1])
+    with pytest.raises(ValueError, match=r"bands \['nir', 'red'\]"):
+        di.open_raster([b, c])
+
+
 def test_one_file_per_band(tmp_path):
     bands = noise(3, 9, 11)
     names = ("B8A", "B04", "B11")

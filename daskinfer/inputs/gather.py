@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import xarray as xr
 from rasterio.warp import transform as transform_points
 
 from ..grid import Grid, grid_of
-from ..raster import describe
+from ..raster import Raster, describe
 from ..tiling import Span, Window
 from .bandstack import BandStack
 from .lattice import ALIGNED, crs_of, footprint, offset_on, same_crs, snapped, spanning, wkt_of
@@ -282,6 +282,7 @@ def _warpable(grid: Grid, name: str) -> Grid:
 
 def _agreeing(named: Sequence[Named]) -> Sequence[Named]:
     """The sources, if bands and dtypes agree; in physical values where their scales do not."""
+    named = _described(named)
     (first, reference), *rest = named
     for name, source in rest:
         for what in ("band_names", "dtype"):
@@ -299,6 +300,25 @@ def _agreeing(named: Sequence[Named]) -> Sequence[Named]:
     if len(scaled) > 1:
         return [(name, Physical(source)) for name, source in named]
     return named
+
+
+def _described(named: Sequence[Named]) -> Sequence[Named]:
+    """Files without names of bands take those of the others, if they have as many bands."""
+    every = {source.band_names for _, source in named}
+    names = {own for own in every if own != _numbered(own)}
+    if len(every) == 1 or len(names) != 1:
+        return named
+    (known,) = names
+    return [
+        (name, replace(source, band_names=known))
+        if isinstance(source, Raster) and source.band_names == _numbered(known)
+        else (name, source)
+        for name, source in named
+    ]
+
+
+def _numbered(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(i + 1) for i in range(len(names)))
 
 
 def _offset(grid: Grid, name: str, reference: Grid, first: str) -> tuple[int, int]:
