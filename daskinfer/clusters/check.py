@@ -138,7 +138,9 @@ async def _missing_file(rasters: list[Raster]) -> str | None:
 
 def _missing(rasters: list[Raster]) -> str | None:
     for raster in rasters:
-        path, local = raster.path, "|" in raster.identity
+        # The size follows the name of a file; of anything else a window may.
+        path, told = raster.path, raster.identity.split("|")
+        local = len(told) > 1 and told[1].isdigit()
         if local and not os.path.exists(path):
             return f"has no file {path} (it works in {os.getcwd()})"
         if local and raster.changed():
