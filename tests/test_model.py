@@ -150,7 +150,11 @@ def test_weights_of_a_module_are_refused():
 @pytest.mark.parametrize(
     ("spec", "error", "message"),
     [
-        ({"scales": 1}, TypeError, "unknown model option 'scales'; known: accelerator, activation, axes, bands"),
+        (
+            {"scales": 1},
+            TypeError,
+            "unknown model option 'scales'; known: accelerator, activation, axes, bands",
+        ),
         ({"digest": "a"}, TypeError, "unknown model option 'digest'"),
         ({"output": "labels"}, ValueError, "output must be one of 'classes'.*got 'labels'"),
         ({"activation": "relu"}, ValueError, "activation must be one of None.*got 'relu'"),
