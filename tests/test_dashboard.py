@@ -210,39 +210,48 @@ def test_a_scheduler_that_cannot_have_the_page_is_warned_of_and_the_run_goes_on(
     ).complete
 
 
-@pytest.mark.slow
-def test_a_scheduler_without_bokeh_serves_the_run_all_the_same(tmp_path):
-    code = """
-        import sys
-        sys.modules["bokeh"] = None
-        from distributed.cli.dask_scheduler import main
-        main(["--port", "0", "--dashboard-address", ":0", "--scheduler-file", sys.argv[1]])
-    """
-    file = tmp_path / "scheduler.json"
-    code = "\n".join(line.strip() for line in code.splitlines())
-    worker = "from distributed.cli.dask_worker import main; import sys; main(sys.argv[1:])"
-    options = [
-        "--scheduler-file",
-        file,
-        "--nthreads",
-        "2",
-        "--no-nanny",
-        "--dashboard-address",
-        ":0",
-    ]
-    commands = [[sys.executable, "-c", code, file], [sys.executable, "-c", worker, *options]]
+@contextlib.contextmanager
+def by_hand(folder, before="pass"):
+    """A client of a scheduler, which runs `before`, and a worker in processes of their own."""
+    file = folder / "scheduler.json"
+    scheduler = f"import sys; {before}; from distributed.cli.dask_scheduler import main; "
+    worker = "import sys; from distributed.cli.dask_worker import main; "
+    options = {
+        scheduler: ["--port", "0"],
+        worker: ["--nthreads", "2", "--no-nanny"],
+    }
     with contextlib.ExitStack() as stack:
-        for command in commands:
+        for code, words in options.items():
+            words = [*words, "--dashboard-address", ":0", "--scheduler-file", str(file)]
+            command = [sys.executable, "-c", f"{code} main(sys.argv[1:])", *words]
             process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
             stack.callback(process.wait)
             stack.callback(process.kill)
-        at = scheduler_of(file)
-        client = stack.enter_context(di.cluster(at, set_as_default=False))
+        client = stack.enter_context(di.cluster(scheduler_of(file), set_as_default=False))
         client.wait_for_workers(1, timeout=PATIENCE)
-        source = write_raster(tmp_path / "scene.tif", noise(2, 40, 40))
-        with pytest.warns(UserWarning, match="environment needs bokeh"):
-            report = di.run(source, torch.nn.Conv2d(2, 3, 1), tmp_path / "o.tif", client=client)
-        assert report.complete
+        yield client
+
+
+@pytest.mark.slow
+def test_a_scheduler_without_bokeh_serves_the_run_all_the_same(tmp_path):
+    source = write_raster(tmp_path / "scene.tif", noise(2, 40, 40))
+    with (
+        by_hand(tmp_path, "sys.modules['bokeh'] = None") as client,
+        pytest.warns(UserWarning, match="environment needs bokeh"),
+    ):
+        report = di.run(source, torch.nn.Conv2d(2, 3, 1), tmp_path / "o.tif", client=client)
+    assert report.complete
+
+
+@pytest.mark.slow
+def test_a_scheduler_of_its_own_has_the_page_too(tmp_path):
+    source = write_raster(tmp_path / "scene.tif", noise(2, 40, 40))
+    with by_hand(tmp_path) as client:
+        report = di.run(source, torch.nn.Conv2d(2, 3, 1), tmp_path / "o.tif", client=client)
+        seen = Seen(client)
+    assert "|complete|" in seen.text["head"]
+    assert f"|speed||{report.speed:.2f} Mpx/s|" in seen.text["numbers"]
+    assert np.array_equal(seen.cells, report.chunk_map.array())
 
 
 def scheduler_of(file):
