@@ -41,11 +41,6 @@ from daskinfer.raster import describe
 from daskinfer.source import source_of
 from held import BAD, CHUNK, PATIENCE, gated_plan, held, numbers, released
 
-# Bokeh's own client, on Python's newer event loops.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning:bokeh", "ignore::ResourceWarning"
-)
-
 
 def address(client, page):
     return f"{client.dashboard_link.removesuffix('status')}{page}"
