@@ -11,8 +11,8 @@ from typing import Any
 
 from ._version import __version__
 from .bench.command import add_parser as add_bench_parser
-from .objects.command import add_parsers as add_object_parsers
 from .display import sides_text
+from .objects.command import add_parsers as add_object_parsers
 
 __all__ = ["main"]
 
