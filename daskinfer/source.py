@@ -19,7 +19,7 @@ from .inputs.gather import TargetGrid
 from .inputs.opening import Reading, assembled
 from .inputs.protocol import Source
 from .inputs.zarrstore import is_zarr, open_zarr
-from .pixels import Pixels, cutter, valid_pixels
+from .pixels import Pixels, cutter
 from .selection import Bands, area_of, find_bands
 from .tiling import Span, Window
 
@@ -135,6 +135,11 @@ class ArraySource:
         if self._dates and not set(map(str, bands)) & set(self._names):
             bands = [f"{date}/{band}" for date in dict.fromkeys(self._dates) for band in bands]
         picked = find_bands(bands, self._names, "the array")
+        files = opened_source(self._array)
+        if files is not None:
+            # What is nodata in other bands only is not in these; and they are not read.
+            chosen, sizes = files.select([i + 1 for i in picked]), self.data.chunks[1:]
+            return ArraySource(lazy_array(chosen, sizes, "mask" in self._array.coords))
         return ArraySource(self._array.isel({self._array.dims[0]: picked}))
 
     def changed(self) -> bool:

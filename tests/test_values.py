@@ -550,3 +550,27 @@ def test_missing_bands_are_found_before_work_with_both_lists(tmp_path):
         assert str(list(NAMES)) in str(refusal.value)
     with pytest.raises(ValueError, match="no band 'B11'"):
         di.predict(di.open_raster(path), model)
+
+
+@pytest.mark.parametrize("nodata", [7, None])
+def test_nodata_of_a_band_that_is_not_used_does_not_count(tmp_path, nodata):
+    raw = noise(3, 20, 30, dtype="float32") % 50 + 8
+    raw[1, 3, 4] = np.nan if nodata is None else nodata
+    raw[2, 5, 6] = np.nan if nodata is None else nodata
+    path = write_raster(tmp_path / "a.tif", raw, nodata=nodata, descriptions=("a", "b", "c"))
+    model = di.load_model(Pixel(), output="values", bands=["c", "a"])
+    lazy = di.open_raster(path, chunks=8)
+    for source in (path, lazy, di.open_raster(lazy, bands=["a", "c"])):
+        result, _ = inferred(source, model, tile=16, chunk=16)
+        assert np.argwhere(np.isnan(result[0])).tolist() == [[5, 6]]
+        assert np.array_equal(result[1][~np.isnan(result[1])], raw[0][~np.isnan(result[1])])
+    predicted = di.predict(lazy, model, tile=16, chunk=16).values
+    assert np.array_equal(predicted, result, equal_nan=True)
+
+
+def test_a_raster_of_nothing_but_nodata_is_nodata_and_runs_no_tile(tmp_path, one_worker):
+    path = write_raster(tmp_path / "a.tif", np.zeros((1, 70, 50), "uint8"), nodata=0)
+    report = di.run(path, di.load_model(Bias()), tmp_path / "o.tif", client=one_worker, tile=32)
+    assert report.tiles == 0
+    with rasterio.open(tmp_path / "o.tif") as dataset:
+        assert np.unique(dataset.read()).tolist() == [255]
