@@ -14,7 +14,13 @@ from daskinfer.bench.command import benches, run_bench
 from daskinfer.bench.harness import Result
 from daskinfer.bench.writers import WRITERS, Job, chunks_of
 
-OWN = ("compress only", "compress and overviews", "daskinfer, direct", "daskinfer, dask")
+OWN = (
+    "compress only",
+    "compress and overviews",
+    "daskinfer, direct",
+    "daskinfer, dask",
+    "daskinfer, threads",
+)
 
 
 def options(*words):
@@ -61,7 +67,7 @@ def test_own_ways_give_numbers_and_leave_nothing(tmp_path, kind):
         assert result.spread(name, "memory").median > 10
     files = [result.spread(f"{kind}: {name}", "file").median for name in OWN[2:]]
     assert min(files) > 0.1
-    # The same tiles by both; one of the two says in a tag what wrote them.
+    # The same tiles by all; those through Dask say in a tag what wrote them.
     assert max(files) - min(files) < 0.001
     for name in OWN[:2]:
         assert result.runs(f"{kind}: {name}", "file") == []
