@@ -65,7 +65,7 @@ def exported_fixed(folder):
 
 
 def exported_program(folder):
-    return di.load_model(torch.export.export(net(), (torch.zeros(1, 2, 128, 128),)), tile=128, **SPEC)
+    return di.load_model(torch.export.export(net(), (torch.zeros(1, 2, 128, 128),)), **SPEC)
 
 
 def scripted(folder):
