@@ -355,3 +355,19 @@ def test_gaps_of_a_vrt_are_nodata(tmp_path, one_worker):
     assert source_of(told).covers is None
     whole_one = vrt_of(tmp_path / "full.vrt", [plain[0]], bands=1)
     assert "mask" not in di.open_raster(whole_one).coords
+
+
+def test_processes_read_mosaics_on_a_grid_and_within_an_area(tmp_path, two_workers):
+    paths = four(tmp_path)
+    scene = di.open_raster(paths, crs="EPSG:32633", resolution=12, resampling="bilinear")
+    left, bottom, right, top = scene.rio.bounds()
+    area = (left + 300, bottom + 200, right - 200, top - 300)
+    model = di.load_model(Pixel(), output="values")
+    options = {"tile": 16, "chunk": 32, "aoi": area}
+    report = di.run(scene, model, tmp_path / "out.tif", client=two_workers, **options)
+    assert report.complete
+    inside = (scene.x > area[0]) & (scene.x < area[2]) & (scene.y > area[1]) & (scene.y < area[3])
+    expected = scene.where(scene.mask & inside).transpose("band", "y", "x").values
+    assert not np.isnan(expected).all()
+    with rasterio.open(tmp_path / "out.tif") as dataset:
+        assert np.array_equal(dataset.read(), expected, equal_nan=True)
