@@ -105,8 +105,7 @@ def predict(
     )
     choice, seam = calibrate(source, recipe, asked)
     inference, field = settle(source, recipe, choice, quiet=seam is not None)
-    if mask_halo:
-        inference = masking_halo(inference, field)
+    inference = masking_halo(inference, field, mask_halo)
     if aoi is not None:
         inference = replace(inference, area=AreaOfInterest.of(aoi, source.grid))
     return _as_dataarray(_overlapped(source, inference), source, inference)
@@ -134,8 +133,8 @@ def write_cog(
     prediction : DataArray
         Dimensions ``(band, y, x)``, from `predict` or any other with a grid.
     path : path or URL
-        The file to write, on a file system that all workers share; or an object
-        (``s3://bucket/name.tif``), for which the file grows in Dask's ``temporary-directory``.
+        The file to write, on a file system that all workers share; or a ``.vrt`` of several files;
+        or an object (``s3://bucket/name.tif``), which grows in Dask's ``temporary-directory``.
     overwrite : bool, default False
         Replace an existing file or object.
     blocksize, compress
@@ -282,7 +281,7 @@ def _spec_of(prediction: xr.DataArray, source: ArraySource, **options: Any) -> C
     """The output file for an array: what `predict` says of it, or a plain raster of values."""
     attrs = prediction.attrs
     # rioxarray fails on nodata that the dtype does not hold; `CogSpec` says what is wrong.
-    nodata = attrs.get("_FillValue")
+    nodata: Any = attrs.get("_FillValue")
     if "_FillValue" not in attrs:
         nodata = prediction.rio.nodata
     bands = len(source.band_names)

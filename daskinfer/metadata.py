@@ -121,6 +121,8 @@ def nodata_of(
         if not {"int64", "uint64"}.isdisjoint(dataset.dtypes):
             values = _exact_nodata(dataset, values)
         return tuple(values[n - 1] for n in numbers)
+    if isinstance(override, (str, bytes)):
+        raise TypeError(f"nodata must be a number, got {override!r}")
     if isinstance(override, Sequence):
         if len(override) != len(numbers):
             raise ValueError(f"nodata has {len(override)} numbers for {len(numbers)} bands")

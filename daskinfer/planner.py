@@ -353,8 +353,7 @@ def plan(
             inference, field = settle(
                 raster, recipe, replace(choice, chunk=fitting), quiet=seam is not None
             )
-    if mask_halo:
-        inference = masking_halo(inference, field)
+    inference = masking_halo(inference, field, mask_halo)
     if aoi is not None:
         inference = replace(inference, area=AreaOfInterest.of(aoi, raster.grid))
     note = layout_warning(raster, inference.tiling.chunk_at((0, 0)).read)

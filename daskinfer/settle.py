@@ -227,14 +227,20 @@ def settle(
     return inference, field
 
 
-def masking_halo(inference: Inference, field: ReceptiveField) -> Inference:
-    """The inference with everything masked that nodata has an influence on.
+def masking_halo(inference: Inference, field: ReceptiveField, wanted: bool) -> Inference:
+    """The inference, if wanted with everything masked that nodata has an influence on.
 
     Raises
     ------
+    TypeError
+        If `wanted` is not a bool.
     ValueError
         If that has no end, or the halo is too small to see it.
     """
+    if not isinstance(wanted, bool):
+        raise TypeError(f"mask_halo must be True or False, got {wanted!r}")
+    if not wanted:
+        return inference
     if not field.exact or inference.blended:
         reason = field.reason or "its tiles are blended"
         raise ValueError(

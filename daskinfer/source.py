@@ -48,6 +48,8 @@ class ArraySource:
             array = flattened(array)
         if array.ndim != 3 or tuple(array.dims[1:]) != ("y", "x"):
             raise ValueError(f"expected dimensions (band, y, x), got {array.dims}")
+        if 0 in array.shape:
+            raise ValueError(f"an array (band, y, x) of shape {array.shape} has no pixels")
         if array.dtype.kind not in "biuf":
             raise ValueError(f"a raster of dtype {array.dtype} cannot be fed to a model")
         self._array = array

@@ -13,8 +13,7 @@ def inferred(source, model, *, mask_halo=False, **choice):
     """Output ``(band, y, x)`` of a source, chunk by chunk, and the number of tiles that ran."""
     source = pick_bands(source_of(source), model)
     inference, field = settle(source, model, Choice(**choice))
-    if mask_halo:
-        inference = masking_halo(inference, field)
+    inference = masking_halo(inference, field, mask_halo)
     form, tiles = inference.form, 0
     result = np.empty((form.bands, *source.grid.scaled(inference.scale).shape), form.dtype)
     with using_actor(inference) as actor:

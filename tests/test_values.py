@@ -568,6 +568,22 @@ def test_nodata_of_a_band_that_is_not_used_does_not_count(tmp_path, nodata):
     assert np.array_equal(predicted, result, equal_nan=True)
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 5), (1, 0, 5), (1, 4, 0)])
+def test_an_array_without_pixels_is_refused_with_its_shape(shape):
+    scene = xr.DataArray(np.zeros(shape, "uint8"), dims=("band", "y", "x"))
+    with pytest.raises(ValueError, match="has no pixels") as refusal:
+        di.predict(scene, di.load_model(Bias()))
+    assert str(shape) in str(refusal.value)
+
+
+def test_options_of_another_type_are_refused(tmp_path):
+    path = write_raster(tmp_path / "a.tif", noise(1, 8, 9))
+    with pytest.raises(TypeError, match="nodata must be a number, got '3'"):
+        di.open_raster(path, nodata="3")
+    with pytest.raises(TypeError, match="mask_halo must be True or False, got 'yes'"):
+        di.plan(path, di.load_model(Bias()), tmp_path / "o.tif", mask_halo="yes")
+
+
 def test_a_raster_of_nothing_but_nodata_is_nodata_and_runs_no_tile(tmp_path, one_worker):
     path = write_raster(tmp_path / "a.tif", np.zeros((1, 70, 50), "uint8"), nodata=0)
     report = di.run(path, di.load_model(Bias()), tmp_path / "o.tif", client=one_worker, tile=32)
