@@ -150,7 +150,8 @@ def save(
         # torch warns of its own exporter.
         warnings.simplefilter("ignore")
         # Or the exporter takes it that no size is 1, and a raster one stride high is refused.
-        with symbolic.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        known = hasattr(symbolic, "backed_size_oblivious")  # from torch 2.7 on
+        with symbolic.patch({"backed_size_oblivious": True} if known else {}):  # type: ignore[attr-defined]
             program = torch.export.export(network, (example,), dynamic_shapes=(shapes,))
         for node in program.graph.nodes:
             # Names folders of the machine that exports.
