@@ -39,6 +39,12 @@ def check_dataset(dataset: rasterio.DatasetReader, path: str) -> None:
             f"source {path!r} has no bands of its own"
             + (f", but rasters inside; pass one of them:{parts}" if parts else "")
         )
+    points, crs = dataset.gcps
+    if points and not crs and dataset.transform.is_identity:
+        raise ValueError(
+            f"source {path!r} has {len(points)} ground control points in no CRS. Say in which: "
+            "gdal_translate SOURCE TARGET.tif -a_srs EPSG:4326"
+        )
     located = dataset.tags(ns="GEOLOCATION")
     if located and dataset.transform.is_identity and not (dataset.gcps[0] or dataset.rpcs):
         raise ValueError(

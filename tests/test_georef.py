@@ -190,6 +190,16 @@ def test_four_points_come_out_as_four_points_in_their_crs(tmp_path, one_worker, 
         assert points_of(dataset) == POINTS
 
 
+def test_points_in_no_crs_are_refused_with_the_cure(tmp_path):
+    with pytest.warns(NotGeoreferencedWarning):
+        path = write_raster(tmp_path / "a.tif", ramp(20, 30), transform=None, crs=None)
+    points = [GroundControlPoint(*point) for point in POINTS]
+    with pytest.warns(NotGeoreferencedWarning), rasterio.open(path, "r+") as dataset:
+        dataset.gcps = (points, rasterio.CRS())
+    with pytest.raises(ValueError, match=r"4 ground control points in no CRS.*-a_srs"):
+        di.open_raster(path)
+
+
 def test_points_of_a_window_tie_its_pixels_to_the_same_ground(tmp_path, one_worker):
     path = with_points(tmp_path / "a.tif")
     moved = tuple((row - 4, col - 7, x, y, z) for row, col, x, y, z in POINTS)
