@@ -305,7 +305,7 @@ def open_raster(
     >>> scene = open_raster(demo_path(), bands=["red", "nir"])
     >>> scene.dims, scene.shape, scene.band.values.tolist()
     (('band', 'y', 'x'), (2, 384, 768), ['red', 'nir'])
-    >>> open_raster(demo_path(), resolution=20, resampling="average").shape
+    >>> open_raster(demo_path(), resolution=40, resampling="average").shape
     (6, 192, 384)
     """
     target = TargetGrid.of(like, crs, resolution, resampling)

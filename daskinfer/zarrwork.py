@@ -75,6 +75,11 @@ class EncodedZarr:
     row: int
     col: int
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pixels."""
+        return int(self.data.nbytes)
+
 
 @dataclass(frozen=True)
 class ZarrDraft:

@@ -13,7 +13,7 @@ from affine import Affine
 from torch import nn
 
 import daskinfer as di
-from conftest import TRANSFORM, Pixel, noise, write_raster
+from conftest import TRANSFORM, noise, write_raster
 from daskinfer.source import ArraySource, source_of
 from daskinfer.wrappers import TimeSteps
 from realdata import landsat_dates
@@ -206,5 +206,3 @@ def test_105_dates_of_landsat_are_one_stack(tmp_path):
         last = dataset.read(1, masked=True)
     values = scene.isel(time=-1, band=0).values
     assert np.array_equal(values[~last.mask], last.compressed())
-    model = di.load_model(Pixel(), output="values")
-    assert di.predict(scene, model).shape == (105, 61, 61)
