@@ -16,12 +16,14 @@ from rasterio.transform import Affine
 
 import daskinfer as di
 from cogs import assert_valid, chunks_of, class_map, levels_of, noise_of, pyramid, spec_of
+from conftest import write_raster
 from daskinfer.cog import CogSpec
 from daskinfer.draft import Draft
 from daskinfer.info import describe_file
 from daskinfer.progress import _blocks, read_progress
 from daskinfer.splitting.pieces import MOST_FILES, Pieces, Places
 from daskinfer.splitting.work import SplitWork
+from test_runner import Poisoned
 from test_store import numbered, scene
 
 
@@ -59,7 +61,7 @@ def check_split(path, draft, array):
     return levels, expected
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.data())
 def test_any_size(tmp_path_factory, data):
     height, width = (data.draw(st.integers(1, 300)) for _ in range(2))
@@ -304,6 +306,21 @@ def test_failed_chunks_are_counted_in_their_file_and_in_the_vrt(tmp_path):
         with rasterio.open(Places(path, draft.pieces.grid).piece(index)) as dataset:
             counts[index] = dataset.tags().get("FAILED_CHUNKS")
     assert counts == {(0, 0): None, (0, 1): None, (1, 0): "2", (1, 1): None}
+
+
+def test_a_run_with_a_chunk_that_fails(tmp_path, one_worker):
+    raw = np.ones((1, 96, 130), np.uint8)
+    raw[0, 40, 100] = 13
+    source = write_raster(tmp_path / "scene.tif", raw, nodata=0)
+    options = {"tile": 32, "chunk": 32, "split": 64, "on_error": "nodata", "client": one_worker}
+    report = di.run(source, Poisoned(), tmp_path / "out.vrt", **options)
+    assert [failure.window for failure in report.failures] == [(32, 96, 32, 34)]
+    expected = np.ones((96, 130), np.uint8)
+    expected[32:64, 96:] = 255
+    with rasterio.open(tmp_path / "out.vrt") as dataset:
+        np.testing.assert_array_equal(dataset.read(1), expected)
+        assert dataset.tags()["FAILED_CHUNKS"] == "1"
+    assert (tmp_path / "out.vrt.failed.jsonl").exists()
 
 
 # ---- what is chosen, and what is refused ---------------------------------------------------------
