@@ -129,6 +129,19 @@ def test_what_an_item_says_of_its_numbers_counts(tmp_path):
     assert (blue.scale, blue.offset) == (0.0002, 0.0)
 
 
+def test_a_model_finds_its_bands_in_an_item(tmp_path):
+    _, numbers = item(tmp_path)
+    model = di.load_model(Pixel(), output="values", bands=["B04", "blue"])
+    plan = di.plan(tmp_path / "a.json", model, tmp_path / "out.tif")
+    assert plan.source.band_names == ("red", "blue")
+    expected = np.stack([numbers["red"][0], numbers["blue"][0]])
+    assert np.array_equal(everything(plan.source).data, expected)
+    for options in ({"crs": "EPSG:32632", "resolution": 10}, {"time": "all"}):
+        source = source_of(di.open_raster(tmp_path / "a.json", **options))
+        values = everything(source.select(["B04", "blue"])).data
+        assert np.array_equal(values[:, 10:], expected[:, 10:])
+
+
 def test_scale_and_offset_can_be_said(tmp_path):
     item(tmp_path, baseline="05.00")
     path = tmp_path / "a.json"

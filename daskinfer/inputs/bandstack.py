@@ -14,7 +14,7 @@ from ..grid import Grid
 from ..pixels import Pixels
 from ..selection import Bands, find_bands
 from ..tiling import Window
-from .protocol import Composite, digest_of
+from .protocol import Composite, aliases_of, digest_of
 
 __all__ = ["BandStack"]
 
@@ -80,6 +80,11 @@ class BandStack(Composite):
         return tuple(value for source in self.stacked for value in getattr(source, name))
 
     @property
+    def aliases(self) -> tuple[tuple[str, ...], ...]:
+        """Other names of each band."""
+        return tuple(known for source in self.stacked for known in aliases_of(source))
+
+    @property
     def has_mask(self) -> bool:
         """Whether any pixel can be nodata."""
         return any(source.has_mask for source in self.stacked)
@@ -105,7 +110,7 @@ class BandStack(Composite):
             for i, source in enumerate(self.stacked)
             for number in range(1, len(source.band_names) + 1)
         ]
-        picked = find_bands(bands, self.band_names, "the stack")
+        picked = find_bands(bands, self.band_names, "the stack", self.aliases)
         chosen = []
         for i, group in groupby((places[k] for k in picked), key=lambda place: place[0]):
             chosen.append(self.stacked[i].select([number for _, number in group]))

@@ -103,7 +103,7 @@ class Mosaic(Composite):
         """The mosaic with these bands only, in this order."""
         if bands is None:
             return self
-        picked = find_bands(bands, self.band_names, "the mosaic")
+        picked = find_bands(bands, self.band_names, "the mosaic", self.aliases)
         numbers = [i + 1 for i in picked]
         return replace(
             self,

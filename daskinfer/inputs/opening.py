@@ -76,7 +76,8 @@ class Reading:
         )
         if band.scale is not None or band.offset is not None:
             raster = replace(raster, scales=(band.scale or 1.0,), offsets=(band.offset or 0.0,))
-        return self._scaled(replace(raster, band_names=(band.name,)), (band.name,))
+        named = replace(raster, band_names=(band.name,), aliases=(band.aliases,))
+        return self._scaled(named, (band.name,))
 
     def _scaled(self, raster: Raster, names: tuple[str, ...]) -> Raster:
         if self.scale is None and self.offset is None:

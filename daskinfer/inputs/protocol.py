@@ -13,7 +13,7 @@ from ..raster import Raster
 from ..selection import Bands
 from ..tiling import Span, Window
 
-__all__ = ["Composite", "Source", "digest_of", "leaves", "whole_window"]
+__all__ = ["Composite", "Source", "aliases_of", "digest_of", "leaves", "whole_window"]
 
 C = TypeVar("C", bound="Composite")
 
@@ -117,6 +117,11 @@ class Composite:
         raise NotImplementedError
 
     @property
+    def aliases(self) -> tuple[tuple[str, ...], ...]:
+        """Other names of each band, those of its first source."""
+        return aliases_of(self.sources[0]) if self.sources else ()
+
+    @property
     def has_mask(self) -> bool:
         """Whether any pixel can be nodata."""
         return True
@@ -174,6 +179,12 @@ class Composite:
 def whole_window(grid: Grid) -> Window:
     """All of a raster."""
     return Window(Span(0, grid.height), Span(0, grid.width))
+
+
+def aliases_of(source: Any) -> tuple[tuple[str, ...], ...]:
+    """What else the bands of a source are called; nothing, where that is not known."""
+    known: tuple[tuple[str, ...], ...] = getattr(source, "aliases", ())
+    return known or ((),) * len(source.band_names)
 
 
 def leaves(source: Any) -> Iterator[Raster]:

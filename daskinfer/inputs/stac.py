@@ -42,6 +42,8 @@ class StacBand:
     scale, offset : float or None
         None where the file itself has the word.
     nodata : float or None
+    aliases : tuple of str
+        What else the item calls it.
     """
 
     name: str
@@ -50,6 +52,7 @@ class StacBand:
     scale: float | None
     offset: float | None
     nodata: float | None
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -235,7 +238,10 @@ class _Place:
         scale, offset = _scaling(item, self)
         nodata = self.told("nodata")
         number = None if nodata is None else float(nodata)
-        return StacBand(name, item.href(self.asset), self.number, scale, offset, number)
+        called = (self.key if self.alone else None, self.name, self.common)
+        aliases = tuple(other for other in called if other not in (None, name))
+        href = item.href(self.asset)
+        return StacBand(name, href, self.number, scale, offset, number, aliases)
 
 
 def _places(item: Item) -> list[_Place]:

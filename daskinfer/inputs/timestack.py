@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from ..grid import Grid
 from ..pixels import Array, Mask, Pixels
 from ..selection import Bands, find_bands
 from ..tiling import Window
-from .protocol import Composite, digest_of
+from .protocol import Composite, aliases_of, digest_of
 
 __all__ = ["TimeStack", "day_of"]
 
@@ -148,12 +149,22 @@ class TimeStack(Composite):
         """The stack with these bands only: of every date, or ``time/band`` of some."""
         if bands is None:
             return self
-        if self.picked is None and all(str(band) in self.bands for band in bands):
+        if self.picked is None and self._of_each_date(bands):
             steps = tuple(None if step is None else step.select(bands) for step in self.steps)
             return replace(self, steps=steps)
         found = find_bands(bands, self.band_names, "the stack")
         chosen = range(len(self.times) * len(self.bands)) if self.picked is None else self.picked
         return replace(self, picked=tuple(chosen[i] for i in found))
+
+    def _of_each_date(self, bands: Sequence[str | int]) -> bool:
+        """Whether these are bands that every date has."""
+        if all(str(band) in self.bands for band in bands):
+            return True
+        if not all(isinstance(band, str) for band in bands):
+            return False
+        with contextlib.suppress(ValueError):
+            return bool(find_bands(bands, self.bands, "a date", aliases_of(self.sources[0])))
+        return False
 
     def crop(self, window: Window) -> TimeStack:
         """A window of every date."""
