@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import rasterio
 from affine import Affine
+from rasterio.errors import RasterioIOError
 from rasterio.windows import Window as RasterWindow
 
 from . import display
@@ -385,6 +386,11 @@ def total_areas(
         Chunks that are nodata.
     path : str
         The output while it grows, for chunks whose counts are missing.
+
+    Returns
+    -------
+    tuple of ClassArea
+        Empty where there are no classes, or where counts are missing and cannot be made again.
     """
     if tally is None:
         return ()
@@ -401,7 +407,11 @@ def total_areas(
             return counted
 
         skipped = {failure.chunk for failure in failures} | set(plan.outside())
-        pixels, areas = tally.total(skipped, recount)
+        try:
+            pixels, areas = tally.total(skipped, recount)
+        except RasterioIOError:
+            # Of several files, or a Zarr store: GDAL does not open them while they grow.
+            return ()
     names = plan.model.class_names or [str(number) for number in range(len(pixels))]
     return tuple(
         ClassArea(name, int(count), float(area))
