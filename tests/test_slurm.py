@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
-PATIENCE = 60
+PATIENCE = 120
 WORKER = {"cores": 1, "memory": "1GB", "queue": "main", "interface": "lo", "walltime": "00:10:00"}
 
 
@@ -150,7 +150,7 @@ def test_a_submitted_run_makes_the_demo(tmp_path, expected, capsys):
     number, log = submitted(
         capsys, written(tmp_path), demo_path(), demo_model_path(), "clouds.tif", "--halo", "48"
     )
-    until(lambda: state(number)["JobState"] in ("COMPLETED", "FAILED"), "end of the job", 100)
+    until(lambda: state(number)["JobState"] in ("COMPLETED", "FAILED"), "end of the job", 180)
     assert state(number)["ExitCode"] == "0:0", log.read_text()
     assert log == tmp_path / f"clouds.tif.{number}.log"
     assert "daskinfer ended with 0" in log.read_text()
@@ -186,7 +186,7 @@ def test_a_job_that_runs_out_of_walltime_goes_on_in_the_next(tmp_path, monkeypat
     # As SLURM sends it before the walltime ends.
     told("scancel", "--batch", "--signal=USR1", number)
     until(lambda: int(state(number)["Restarts"]) == 1, "restart")
-    until(lambda: state(number)["JobState"] in ("COMPLETED", "FAILED"), "end of the job", 120)
+    until(lambda: state(number)["JobState"] in ("COMPLETED", "FAILED"), "end of the job", 180)
     assert state(number)["ExitCode"] == "0:0", log.read_text()
     text = log.read_text()
     assert "daskinfer ended with 143" in text
