@@ -231,3 +231,21 @@ class Choking(Pixel):
         if (x == 5).any():
             raise RuntimeError("five")
         return x
+
+
+def test_counts_that_are_lost_and_cannot_be_made_again_are_left_out(scene, tmp_path, one_worker):
+    output = tmp_path / "o.vrt"
+
+    def stop(event):
+        if isinstance(event, ChunkDone):
+            raise KeyboardInterrupt
+
+    options = OPTIONS | {"client": one_worker, "split": 128}
+    with pytest.raises(KeyboardInterrupt):
+        di.run(scene[0], model(), output, callbacks=[stop], **options)
+    (tmp_path / "o.vrt.partial.areas").unlink()
+    report = di.run(scene[0], model(), output, **options)
+    # The map is there; its areas are told if the growing files could be read.
+    with rasterio.open(output) as dataset:
+        assert (dataset.read(1) == 1).sum() == (scene[1] == 1).sum()
+    assert list(report.areas) in ([], expected(scene[1]))
