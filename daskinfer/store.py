@@ -164,8 +164,8 @@ def store_cog(
     own = f"{os.path.abspath(output)}.{uuid.uuid4().hex[:8]}"
     partial = f"{own}.writing"
     output = os.path.abspath(output) if url is None else f"{own}.tif"
-    (data,) = dask.optimize(data)
-    begun = dask.delayed(_begin)(_Target(partial, output, url, draft, layout))
+    target = _Target(partial, output, url, draft, layout)
+    begun = dask.delayed(_begin)(target)
     done = data.map_blocks(
         _append,
         begun,
@@ -173,10 +173,9 @@ def store_cog(
         chunks=((1,), *((1,) * n for n in data.numblocks[1:])),
         meta=np.empty((0, 0, 0), np.uint8),
     )
-    # Not optimised from here on: a single chunk would have `begun` fused into its own task, and run
-    # it once more than `finished` does.
-    blocks = done.to_delayed(optimize_graph=False).ravel().tolist()
-    finished = dask.delayed(_finish)(begun, blocks)
+    # Of the chunks alone: a single one has `begun` fused into its own task, and it would run for
+    # this one once more.
+    finished = dask.delayed(_finish)(target, done.to_delayed().ravel().tolist())
     return Storing(finished, draft, partial)
 
 

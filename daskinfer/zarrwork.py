@@ -21,7 +21,6 @@ from affine import Affine
 from numpy.typing import NDArray
 
 from .cogspec import CogSpec
-from .grid import Grid
 from .overview import Shape
 from .pixels import Array
 
@@ -260,6 +259,9 @@ def _write_template(path: str, spec: CogSpec, sides: tuple[int, int]) -> None:
     import xarray as xr
 
     transform = None if spec.transform is None else Affine(*spec.transform)
+    # Imports rioxarray, which workers that only write COGs can do without.
+    from .grid import Grid
+
     grid = Grid(spec.height, spec.width, transform, spec.crs)
     shape = (spec.count, spec.height, spec.width)
     chunks = (spec.count, *sides)
