@@ -351,6 +351,10 @@ def _pixels(centres: npt.NDArray[Any], origin: float, size: float, axis: str) ->
 
 
 def _wkt(crs: Any) -> str | None:
+    """WKT2 that stays as it is when it is read again: GDAL needs two passes for some."""
     if not crs:
         return None
-    return str(rasterio.CRS.from_user_input(crs).to_wkt(version=WktVersion.WKT2_2019))
+    for _ in range(2):
+        parsed = rasterio.CRS.from_user_input(crs)
+        crs = str(parsed.to_wkt(version=WktVersion.WKT2_2019))
+    return str(crs)

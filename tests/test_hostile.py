@@ -136,7 +136,7 @@ def garbled(folder):
     content = Path(write_raster(folder / "sound.tif", noise(2, 40, 50), nodata=7)).read_bytes()
     start = struct.unpack("<I", content[4:8])[0]
     rng, made = np.random.default_rng(0), []
-    for number in range(60):
+    for number in range(30):
         broken = bytearray(content)
         for place in rng.integers(0, 200, rng.integers(1, 6)):
             at = place % 8 if place < 8 else min(start + place, len(content) - 1)

@@ -322,3 +322,20 @@ def test_an_array_of_rows_and_columns_is_one_band():
     source = ArraySource(xr.DataArray(raw, dims=("y", "x")))
     assert source.band_names == ("1",)
     assert np.array_equal(everything(source).data, raw[None])
+
+
+def test_a_raster_of_a_million_pixels_a_side_is_opened_without_listing_its_chunks(tmp_path):
+    path = str(tmp_path / "a.tif")
+    with rasterio.open(
+        path, "w", driver="GTiff", width=1_000_000, height=1_000_000, count=1, dtype="uint8",
+        tiled=True, blockxsize=512, blockysize=512, SPARSE_OK=True, BIGTIFF="YES",
+        transform=TRANSFORM, nodata=7,
+    ):  # fmt: skip
+        pass
+    scene = di.open_raster(path)
+    assert scene.data.npartitions > 200_000
+    for data in (scene.data, scene.mask.data):
+        assert not any(layer.is_materialized() for layer in data.dask.layers.values())
+    corner = scene[:, 999_990:, 500_000:500_003]
+    assert np.array_equal(corner.values, np.full((1, 10, 3), 7))
+    assert not corner.mask.values.any()

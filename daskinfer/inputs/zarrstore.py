@@ -143,6 +143,8 @@ def _placed(array: xr.DataArray, dataset: xr.Dataset) -> xr.DataArray:
     attrs = {**dataset.attrs, **array.attrs}
     if array.rio.crs is None:
         code = attrs.get("proj:code") or attrs.get("proj:wkt2") or attrs.get("proj:projjson")
+        # How GDAL writes it.
+        code = code or dict(attrs.get("_CRS") or {}).get("wkt")
         epsg = attrs.get("proj:epsg")
         if code is not None or epsg is not None:
             array = array.rio.write_crs(f"EPSG:{epsg}" if code is None else code)
