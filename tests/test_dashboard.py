@@ -18,12 +18,14 @@ import rasterio
 import torch
 import xarray as xr
 from bokeh.client import pull_session
+from bokeh.document import Document
 
 import daskinfer as di
 from browser import CHROMIUM, opened
 from conftest import N3, noise, seeded, write_raster
 from daskinfer.dashboard.backdrop import backdrop
 from daskinfer.dashboard.feed import Feed
+from daskinfer.dashboard.page import _Page
 from daskinfer.dashboard.plugin import PagePlugin
 from daskinfer.dashboard.states import (
     COLORS,
@@ -55,6 +57,8 @@ class Seen:
     """A page as a browser gets it: texts by name without their tags, and what figures show."""
 
     def __init__(self, client, page="daskinfer"):
+        # A page that cannot be made is an error here, where Bokeh's client would wait for ever.
+        fetched(client, page)
         session = pull_session(url=address(client, page))
         try:
             document = session.document
@@ -152,6 +156,24 @@ def test_the_page_is_in_the_navigation_and_listed_for_jupyterlab_once(tmp_path, 
     assert "Individual Task Stream" in plots
     for page in ("daskinfer", "individual-daskinfer"):
         assert str(tmp_path / "b.tif") in Seen(one_worker, page).text["head"]
+
+
+def test_an_earlier_run_can_be_looked_at_again(tmp_path, one_worker):
+    source = write_raster(tmp_path / "scene.tif", noise(2, 40, 40))
+    events = []
+    for name in ("a.tif", "b.tif"):
+        output = tmp_path / name
+        di.run(source, seeded(N3), output, client=one_worker, callbacks=[events.append])
+    document = Document()
+    page = _Page(one_worker.cluster.scheduler.plugins[PagePlugin.name], document)
+    page.update()
+    choice, head = (document.select_one({"name": name}) for name in ("choice", "head"))
+    assert choice.visible
+    assert str(tmp_path / "b.tif") in head.text
+    choice.value = events[0].run
+    page.update()
+    assert (choice.value, f"{tmp_path / 'a.tif'}, complete") in choice.options
+    assert str(tmp_path / "a.tif") in head.text
 
 
 def test_the_run_says_where_its_page_is(tmp_path, one_worker):

@@ -20,23 +20,26 @@ from bokeh.models import (
     InlineStyleSheet,
     LinearColorMapper,
     NumeralTickFormatter,
+    Select,
 )
 from bokeh.plotting import figure
 
 from . import html
 from .samples import Sample
-from .states import COLORS, FAILED, RUNNING, ChunkMap
+from .states import COLORS, MISSING, RUNNING
 
 if TYPE_CHECKING:
     from distributed import Scheduler
 
     from .plugin import KnownRun, PagePlugin
+    from .view import Snapshot
 
 __all__ = ["ROUTES", "add_page"]
 
 ROUTES = ("/daskinfer", "/individual-daskinfer")
 """For the navigation, and for JupyterLab's extension, which lists what begins like the second."""
 
+_LATEST = "latest"
 _EVERY = 500  # ms between looks
 _RECENT = 10.0  # seconds over which "busy now" is taken
 _WIDE, _HIGH, _LEAST = 620, 520, 60  # CSS px of the map
@@ -101,6 +104,7 @@ class _Page:
         self._head, self._numbers, self._legend, self._failures = map(
             _text, ("head", "numbers", "legend", "failures")
         )
+        self._choice = Select(name="choice", width=420, value=_LATEST, visible=False)
         self._cells = ColumnDataSource({"image": [], "dw": [], "dh": []}, name="cells")
         self._backdrop = ColumnDataSource({"image": [], "dw": [], "dh": []})
         self._workers = ColumnDataSource({"name": [], "busy": [], "text": []}, name="workers")
@@ -115,7 +119,7 @@ class _Page:
         )
         doc.add_root(
             column(
-                self._head, self._numbers, self._body, self._failures,
+                self._choice, self._head, self._numbers, self._body, self._failures,
                 sizing_mode="stretch_width", margin=(8, 16, 8, 16),
             )
         )  # fmt: skip
@@ -123,13 +127,17 @@ class _Page:
     def update(self) -> None:
         """Look, and show what has changed."""
         runs = self._plugin.runs()
-        self._body.visible = bool(runs)
+        self._body.visible, self._choice.visible = bool(runs), len(runs) > 1
         if not runs:
             self._head.text, self._doc.title = _EMPTY, "daskinfer"
             return
-        self._show(runs[0], others=len(runs) - 1)
+        snapshots = {known.snapshot.run: known for known in runs if known.snapshot is not None}
+        options = [(_LATEST, "the latest run"), *(_option(known) for known in snapshots.values())]
+        if self._choice.options != options:
+            self._choice.options = options
+        self._show(snapshots.get(self._choice.value, runs[0]))
 
-    def _show(self, known: KnownRun, others: int) -> None:
+    def _show(self, known: KnownRun) -> None:
         now = known.now()
         if now is None:
             return
@@ -140,7 +148,7 @@ class _Page:
         self._head.text = html.title(now) + html.bar(now)
         self._numbers.text = html.numbers(now)
         self._failures.text = html.failures(reversed(now.failures), now.failed)
-        self._draw_chunks(now.chunk_map, now.grid, [n for _, s in samples for n in s["chunks"]])
+        self._draw_chunks(known, now, [n for _, s in samples for n in s["chunks"]])
         self._draw_workers(samples)
         self._draw_speed(known.history)
 
@@ -159,22 +167,22 @@ class _Page:
         self._map.frame_height = max(_LEAST, round(height * scale))
         self._backdrop.data = {"image": [], "dw": [], "dh": []}
 
-    def _draw_chunks(self, chunk_map: ChunkMap, grid: tuple[int, int], at_work: list[int]) -> None:
-        known = self._plugin.runs()[0]
+    def _draw_chunks(self, known: KnownRun, now: Snapshot, at_work: list[int]) -> None:
+        chunk_map, cols = now.chunk_map, now.grid[1]
         if known.backdrop is not None and not self._backdrop.data["image"]:
             self._backdrop.data = _placed(_rgba(known.backdrop), known)
-        at_work = sorted(at_work)
-        if self._drawn == (chunk_map, at_work):
-            return
-        self._drawn = chunk_map, at_work
         cells = chunk_map.array().copy()
+        places = {number: _cell(number, cols, chunk_map.step) for number in at_work}
+        # Heartbeats are older than what is known of chunks that are done.
+        places = {n: at for n, at in places.items() if cells[at] == MISSING and not now.ended}
+        if self._drawn == (chunk_map, places):
+            return
+        self._drawn = chunk_map, places
         counts = list(chunk_map.counts)
-        for number in at_work:
-            cell = number // grid[1] // chunk_map.step, number % grid[1] // chunk_map.step
-            if cells[cell] != FAILED:
-                cells[cell] = RUNNING
-        counts[RUNNING] = len(at_work)
-        counts[0] = max(0, counts[0] - len(at_work))
+        for place in places.values():
+            cells[place] = RUNNING
+        counts[RUNNING] = len(places)
+        counts[MISSING] = max(0, counts[MISSING] - len(places))
         self._cells.data = _placed(cells, known, chunk_map.step)
         self._legend.text = html.legend(counts)
 
@@ -216,10 +224,21 @@ class _Page:
         return min(1.0, max(0.0, (reading[1] - before) / passed)) if passed > 0 else 0.0
 
 
+def _option(known: KnownRun) -> tuple[str, str]:
+    run = known.snapshot
+    assert run is not None  # a run that is shown has one
+    return run.run, f"{run.output}, {run.state}"
+
+
 def _text(name: str) -> Any:
     """A piece of HTML as wide as the page; Bokeh would make it as wide as its words."""
     wide = InlineStyleSheet(css=".bk-clearfix { display: block; width: 100% }")
     return Div(name=name, sizing_mode="stretch_width", stylesheets=[wide])
+
+
+def _cell(number: int, cols: int, step: int) -> tuple[int, int]:
+    """Place on the map of a chunk."""
+    return number // cols // step, number % cols // step
 
 
 def _placed(image: Any, known: KnownRun, step: int = 0) -> dict[str, list[Any]]:
