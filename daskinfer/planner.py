@@ -24,16 +24,15 @@ from .draft import Draft, is_split
 from .errors import warn_user
 from .field import ReceptiveField
 from .inference import Inference
-from .inputs.aoi import AreaOfInterest
 from .memory import expected_memory
 from .model import Model, load_model
 from .objectstore import check_writable, is_object, local_path
 from .outputspec import cog_spec
 from .raster import layout_warning
 from .seam import SeamError, calibrate
-from .settle import Choice, Halo, Size, masking_halo, pick_bands, settle
+from .settle import Choice, Halo, Size, pick_bands, settle
 from .source import Source, source_of
-from .splitting.choose import block_side, chunk_in_files, split_side
+from .splitting.choose import block_side, chunk_in_files, chunk_of_files, fits, split_side
 from .splitting.pieces import Places, auto_side, check_folder
 from .stats import with_statistics
 from .tiling import Tiling
@@ -348,11 +347,10 @@ def plan(
     choice, seam = calibrate(raster, recipe, asked)
     inference, field = settle(raster, recipe, choice, quiet=seam is not None)
     if isinstance(side, int) and choice.chunk == "auto":
-        fitting = chunk_in_files(side, inference, block)
-        if fitting != inference.chunk:
-            inference, field = settle(
-                raster, recipe, replace(choice, chunk=fitting), quiet=seam is not None
-            )
+        for fitting in (chunk_in_files, chunk_of_files):
+            if not fits(side, inference):
+                fitted = replace(choice, chunk=fitting(side, inference, block))
+                inference, field = settle(raster, recipe, fitted, quiet=True)
     inference = masking_halo(inference, field, mask_halo)
     if aoi is not None:
         inference = replace(inference, area=AreaOfInterest.of(aoi, raster.grid))

@@ -18,6 +18,7 @@ import daskinfer as di
 from cogs import assert_valid, chunks_of, class_map, levels_of, noise_of, pyramid, spec_of
 from conftest import write_raster
 from daskinfer.cog import CogSpec
+from daskinfer.demo import demo_path
 from daskinfer.draft import Draft
 from daskinfer.info import describe_file
 from daskinfer.progress import _blocks, read_progress
@@ -334,6 +335,14 @@ def test_chunks_are_chosen_for_the_files(tmp_path):
     assert "1 x 2 of 160 px, in out_files" in repr(plan)
     plan = di.plan(source, model, tmp_path / "out.vrt", tile=32, chunk=32)
     assert plan.split == 131072
+
+
+def test_a_tile_that_is_larger_than_files(tmp_path):
+    """The scene is one tile high, 384 px, of which no file of 256 px is made."""
+    options = {"split": 256, "blocksize": 128}
+    plan = di.plan(demo_path(), di.demo_model(), tmp_path / "out.vrt", **options)
+    assert plan.split == 256
+    assert all(side % 256 == 0 or 256 % side == 0 for side in plan.inference.chunk)
 
 
 def refusal(folder, output="out.vrt", **options):

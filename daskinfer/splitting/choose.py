@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..draft import is_split
@@ -9,7 +10,7 @@ from ..inference import Inference
 from ..tiling import round_up
 from .pieces import check_side, dividing
 
-__all__ = ["block_side", "chunk_in_files", "split_side"]
+__all__ = ["block_side", "chunk_in_files", "chunk_of_files", "fits", "split_side"]
 
 _BLOCK = 512
 
@@ -77,6 +78,18 @@ def block_side(blocksize: int | str, chunk: Any, split: Any = None) -> int:
     if isinstance(split, int) and block > 0:
         check_side(split, block)
     return block
+
+
+def fits(split: int, inference: Inference) -> bool:
+    """Whether files are made of whole chunks, or chunks of whole files."""
+    return all(not side % split or not split % side for side in inference.chunk)
+
+
+def chunk_of_files(split: int, inference: Inference, block: int) -> tuple[int, int]:
+    """A chunk, in input pixels, that is made of files: where tiles are too large to fit in one."""
+    sides = (math.lcm(side, split) if split % side else side for side in inference.chunk)
+    y, x = (int(side / inference.scale) for side in sides)
+    return y, x
 
 
 def chunk_in_files(split: int, inference: Inference, block: int) -> tuple[int, int]:
