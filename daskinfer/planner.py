@@ -24,13 +24,14 @@ from .draft import Draft, is_split
 from .errors import warn_user
 from .field import ReceptiveField
 from .inference import Inference
+from .inputs.aoi import AreaOfInterest
 from .memory import expected_memory
 from .model import Model, load_model
 from .objectstore import check_writable, is_object, local_path
 from .outputspec import cog_spec
 from .raster import layout_warning
 from .seam import SeamError, calibrate
-from .settle import Choice, Halo, Size, pick_bands, settle
+from .settle import Choice, Halo, Size, masking_halo, pick_bands, settle
 from .source import Source, source_of
 from .splitting.choose import block_side, chunk_in_files, chunk_of_files, fits, split_side
 from .splitting.pieces import Places, auto_side, check_folder
