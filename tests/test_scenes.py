@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import rasterio
@@ -15,6 +17,8 @@ from engine import inferred
 from realdata import package_folder
 from sources import everything
 
+# Of Debian's package r-cran-stars: Landsat 7 of Olinda, Brazil.
+ETM = Path("/usr/lib/R/site-library/stars/tif/L7_ETMs.tif")
 # Landsat 7 of Wake County, North Carolina, 2000: nodata -99999 around the county.
 NODATA = -99999
 
@@ -113,9 +117,22 @@ def test_a_scene_in_strips_of_three_rows(landsat, tmp_path):
     )
     with rasterio.open(path) as dataset:
         assert dataset.block_shapes[0] == (3, 349)
+    assert_strips_equal_the_whole(path, six)
+
+
+@pytest.mark.skipif(not ETM.exists(), reason="needs: apt-get install r-cran-stars")
+def test_the_scene_that_comes_in_strips_of_three_rows():
+    with rasterio.open(ETM) as dataset:
+        assert dataset.block_shapes == [(3, 349)] * 6
+        raw = dataset.read()
+    assert raw.shape == (6, 352, 349)
+    assert_strips_equal_the_whole(ETM, raw)
+
+
+def assert_strips_equal_the_whole(path, raw):
     model = di.load_model(seeded(N3, 6), scale=1e-2, output="values")
     result, _ = inferred(path, model, tile=96, chunk=128)
     with torch.inference_mode():
-        whole = seeded(N3, 6)(torch.from_numpy(six.astype(np.float32) * np.float32(1e-2))[None])
+        whole = seeded(N3, 6)(torch.from_numpy(raw.astype(np.float32) * np.float32(1e-2))[None])
     assert np.abs(result - whole[0].numpy()).max() <= 1e-5 * max(1, float(whole.abs().max()))
-    assert np.array_equal(di.open_raster(path).values, six)
+    assert np.array_equal(di.open_raster(path).values, raw)
