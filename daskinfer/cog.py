@@ -33,7 +33,7 @@ from daskinfer.encode import EncodedChunk, EncodedPart, encode_chunk, encode_not
 from daskinfer.filelock import FileLock
 from daskinfer.overview import Shape
 from daskinfer.tilecopy import compact, copy_tiles
-from daskinfer.tileindex import IndexedFile, new_file, read_at, rename
+from daskinfer.tileindex import IndexedFile, new_file, read_at, rename, whole_chunks
 from daskinfer.upper import Region, made_from, regions
 
 __all__ = ["CogSpec", "EncodedChunk", "WorkFile", "encode_chunk"]
@@ -281,9 +281,8 @@ class WorkFile:
         side = self.spec.blocksize
         rows = range(0, self.spec.height, self.chunk[0]) if rows is None else rows
         cols = range(0, self.spec.width, self.chunk[1]) if cols is None else cols
-        starts = [np.asarray(axis) // side for axis in (rows, cols)]
-        down = np.logical_and.reduceat(self.done_blocks(), starts[0], axis=0)
-        return np.asarray(np.logical_and.reduceat(down, starts[1], axis=1))
+        starts = [[first // side for first in axis] for axis in (rows, cols)]
+        return whole_chunks(self.done_blocks(), *starts)
 
     def finish(
         self,

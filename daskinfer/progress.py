@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import struct
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from . import tiff
 from .dashboard import states as chunk_states
 from .dashboard.states import DONE, FAILED, MISSING, SKIPPED, thinned
 from .ledger import Failure, read_ledger
-from .tileindex import IndexedFile, read_at
+from .tileindex import IndexedFile, read_at, whole_chunks
 from .tiling import AxisTiling
 
 __all__ = ["STATES", "Progress", "read_progress", "write_map"]
@@ -83,8 +82,8 @@ def read_progress(path: str | os.PathLike[str]) -> Progress | None:
         _block_starts(AxisTiling(**settings["tiling"][axis]), side, block)
         for axis, side in zip("yx", size, strict=True)
     ]
-    there = _all_of(blocks, starts)
-    empty = _all_of(blocks & nodata, starts)
+    there = whole_chunks(blocks, *starts)
+    empty = whole_chunks(blocks & nodata, *starts)
     states = np.where(there, np.where(empty, SKIPPED, DONE), MISSING).astype(np.uint8)
     states.flat[[failure.chunk for failure in failures]] = FAILED
     return Progress(states, failures, settings)
@@ -162,8 +161,3 @@ def _block_starts(axis: AxisTiling, size: int, block: int) -> list[int]:
     """First block of each chunk on an axis of the output, which may have another scale."""
     side = round(axis.chunk * size / axis.size / block)
     return [k * side for k in range(axis.chunks)]
-
-
-def _all_of(blocks: NDArray[np.bool_], starts: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
-    down = np.logical_and.reduceat(blocks, starts[0], axis=0)
-    return np.asarray(np.logical_and.reduceat(down, starts[1], axis=1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -337,3 +337,29 @@ def rename(source: str, target: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def whole_chunks(
+    blocks: NDArray[np.bool_], rows: Sequence[int], cols: Sequence[int]
+) -> NDArray[np.bool_]:
+    """Tell which chunks have all their blocks.
+
+    Parameters
+    ----------
+    blocks : ndarray of bool, shape (block rows, block columns)
+        Which blocks there are.
+    rows, cols : sequence of int
+        First block of each chunk on each axis, from 0 up.
+
+    Returns
+    -------
+    ndarray of bool, shape (chunk rows, chunk columns)
+
+    Examples
+    --------
+    >>> blocks = np.array([[True, True, False], [True, True, True]])
+    >>> whole_chunks(blocks, [0], [0, 2])
+    array([[ True, False]])
+    """
+    down = np.logical_and.reduceat(blocks, rows, axis=0)
+    return np.asarray(np.logical_and.reduceat(down, cols, axis=1))

@@ -26,6 +26,7 @@ from ..cogspec import CogSpec, no_georeferencing_warning
 from ..cogstats import FAILED, merged
 from ..encode import encode_chunk
 from ..overview import Shape, level_shapes, reduce2x2
+from ..tileindex import whole_chunks
 from ..tiling import Span, Window
 from .catalog import write_catalog
 from .pieces import EncodedPieces, Index, Pieces, Places
@@ -143,9 +144,8 @@ class SplitWork:
         rows = range(0, spec.height, self.chunk[0]) if rows is None else rows
         cols = range(0, spec.width, self.chunk[1]) if cols is None else cols
         blocks = self.pieces.joined({index: self._blocks(index) for index in self.pieces})
-        starts = [np.asarray(axis) // spec.blocksize for axis in (rows, cols)]
-        down = np.logical_and.reduceat(blocks, starts[0], axis=0)
-        return np.asarray(np.logical_and.reduceat(down, starts[1], axis=1))
+        starts = [[first // spec.blocksize for first in axis] for axis in (rows, cols)]
+        return whole_chunks(blocks, *starts)
 
     def _blocks(self, index: Index) -> NDArray[np.bool_]:
         if self._finished(index):
