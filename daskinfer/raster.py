@@ -206,7 +206,10 @@ class Raster:
         """The raster with these bands only, in this order."""
         if bands is None:
             return self
-        picked = find_bands(bands, self.band_names, self.path, self.aliases)
+        try:
+            picked = find_bands(bands, self.band_names, self.path, self.aliases)
+        except ValueError as error:
+            raise ValueError(f"{error}{self.alpha_hint}") from error
         return replace(
             self,
             aliases=tuple(self.aliases[i] for i in picked) if self.aliases else (),
@@ -216,6 +219,19 @@ class Raster:
             scales=tuple(self.scales[i] for i in picked),
             offsets=tuple(self.offsets[i] for i in picked),
             covers=None if self.covers is None else tuple(self.covers[i] for i in picked),
+        )
+
+    @property
+    def alpha_hint(self) -> str:
+        """What to do where a band of data passes for alpha, as GDAL has it of the last of four."""
+        if self.mask != "alpha":
+            return ""
+        dataset = handle(self.path, self.opened, self.sign)
+        number = dataset.colorinterp.index(ColorInterp.alpha) + 1
+        return (
+            f"; band {number} ({dataset.descriptions[number - 1] or 'no name'}) is marked as alpha "
+            "and taken for the mask: if it is data, say so with "
+            f"gdal_edit.py -colorinterp_{number} undefined {self.path}"
         )
 
     def crop(self, window: Window) -> Raster:

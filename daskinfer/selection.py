@@ -32,6 +32,8 @@ def find_bands(
 
     A name is that of a band as it stands; else the one name that differs from it by zeros before
     its number only (B02 and B2, but not B8 and B8A); else what is said of one band beside its name.
+    A number, also as text, is that of the band in its file where bands have no names, else its
+    place among them.
 
     Parameters
     ----------
@@ -77,10 +79,15 @@ def _position(
     band: str | int, names: tuple[str, ...], aliases: tuple[tuple[str, ...], ...]
 ) -> int | None:
     """Position of a band; None where there is none, or no telling which."""
-    if isinstance(band, (int, np.integer)) and not isinstance(band, bool):
-        return int(band) - 1 if 1 <= band <= len(names) else None
-    if band in names:
+    if isinstance(band, (bool, float)):
+        return None
+    if str(band) in names:
         return names.index(str(band))
+    if re.fullmatch("[0-9]+", str(band)):
+        # Names that are numbers are those of the bands in their file: a third of two bands, or one
+        # where alpha is the first, is not to be found by counting.
+        counted = not all(re.fullmatch("[0-9]+", name) for name in names)
+        return int(band) - 1 if counted and 1 <= int(band) <= len(names) else None
     plain = _without_zeros(str(band))
     alike = [i for i, name in enumerate(names) if _without_zeros(name) == plain]
     alike = alike or [i for i, known in enumerate(aliases) if band in known]

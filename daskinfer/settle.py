@@ -127,6 +127,7 @@ def pick_bands(source: Source, model: Model) -> Source:
         raise ValueError(
             f"the model takes {need} bands, the source has {have} ({', '.join(source.band_names)}"
             "): name the ones to use with load_model(..., bands=[...])"
+            f"{getattr(source, 'alpha_hint', '')}"
         )
     _check_scaling(source, model)
     return source

@@ -140,7 +140,8 @@ class ArraySource:
         files = opened_source(self._array)
         if files is not None:
             # What is nodata in other bands only is not in these; and they are not read.
-            chosen, sizes = files.select([i + 1 for i in picked]), self.data.chunks[1:]
+            names = [files.band_names[i] for i in picked]
+            chosen, sizes = files.select(names), self.data.chunks[1:]
             return ArraySource(lazy_array(chosen, sizes, "mask" in self._array.coords))
         return ArraySource(self._array.isel({self._array.dims[0]: picked}))
 
@@ -386,10 +387,13 @@ def _names_of(array: xr.DataArray) -> tuple[str, ...]:
         labels = tuple(str(name) for name in array.coords[first].values.ravel())
     else:
         labels = tuple(str(i + 1) for i in range(array.sizes[first]))
-    # rioxarray numbers the bands and keeps their descriptions beside.
+    # rioxarray numbers the bands and keeps their descriptions beside, all of them where some of the
+    # bands are left.
     described = array.attrs.get("long_name")
-    if isinstance(described, (tuple, list)) and labels == _numbered(len(described)):
-        return tuple(str(name) for name in described)
+    if isinstance(described, (tuple, list)) and set(labels) <= set(_numbered(len(described))):
+        names = [str(name) for name in described]
+        if all(names) and len(set(names)) == len(names):
+            return tuple(names[int(label) - 1] for label in labels)
     return labels
 
 

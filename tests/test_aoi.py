@@ -72,6 +72,7 @@ def test_every_form_of_an_area_is_the_same(tmp_path):
     frame = geopandas.GeoDataFrame({"name": ["star"]}, geometry=[shape], crs="EPSG:32632")
     frame.to_file(tmp_path / "star.gpkg")
     frame.to_crs(4326).to_file(tmp_path / "star.shp")
+    frame.to_parquet(tmp_path / "star.parquet")
     (tmp_path / "star.geojson").write_text(json.dumps(lonlat))
     feature = {"type": "Feature", "geometry": lonlat, "properties": {}}
     forms = [
@@ -81,6 +82,7 @@ def test_every_form_of_an_area_is_the_same(tmp_path):
         {"type": "MultiPolygon", "coordinates": [lonlat["coordinates"]]},
         shape, frame, frame.to_crs(4326), frame.geometry,
         tmp_path / "star.geojson", str(tmp_path / "star.gpkg"), tmp_path / "star.shp",
+        tmp_path / "star.parquet",
     ]  # fmt: skip
     expected = expected_mask(STAR)
     for form in forms:

@@ -218,6 +218,15 @@ def test_arrays_of_rioxarray_keep_their_nodata(tmp_path, masked, chunks):
         assert np.array_equal(everything(source).data[:, expected], raw[:, expected])
 
 
+@of_rioxarray
+def test_arrays_of_rioxarray_keep_their_names_through_selections(tmp_path):
+    path = write_raster(tmp_path / "a.tif", noise(3, 4, 5), descriptions=("red", "nir", "swir"))
+    with rioxarray.open_rasterio(path) as array:
+        assert ArraySource(array).band_names == ("red", "nir", "swir")
+        assert ArraySource(array.sel(band=[3, 1])).band_names == ("swir", "red")
+        assert ArraySource(array.sel(band=2)).band_names == ("nir",)
+
+
 # --- arrays ---------------------------------------------------------------------------------------
 
 

@@ -533,6 +533,42 @@ def test_gdals_descriptions_of_sentinel_2_are_known_by_their_band(tmp_path):
     assert np.array_equal(di.open_raster(path, bands=["B8A", "B4"]).values, noise(2, 5, 6)[::-1])
 
 
+@pytest.mark.parametrize("wanted", [[4, 3, 1, 2], ["4", "3", "1", "2"], np.array([4, 3, 1, 2])])
+def test_a_model_takes_bands_with_names_by_their_numbers(tmp_path, wanted):
+    raw = noise(4, 5, 6) % 10
+    path = write_raster(tmp_path / "a.tif", raw, descriptions=NAMES)
+    expected = np.tensordot([1, 10, 100, 1000], raw[[3, 2, 0, 1]], 1)
+    for source in both_ways(path):
+        assert np.array_equal(inferred(source, summed(wanted))[0][0], expected)
+        assert np.array_equal(di.open_raster(source, bands=list(wanted)), raw[[3, 2, 0, 1]])
+
+
+def test_numbers_are_those_of_the_file_where_alpha_is_first_or_bands_were_chosen(tmp_path):
+    raw = noise(4, 5, 6)
+    path = write_raster(tmp_path / "a.tif", raw)
+    with rasterio.open(path, "r+") as dataset:
+        dataset.colorinterp = [ColorInterp.alpha, *dataset.colorinterp[1:]]
+    for source in three_ways(path):
+        assert np.array_equal(everything(source.select([3, 2])).data, raw[[2, 1]])
+        assert np.array_equal(everything(source.select([4, 2]).select([2])).data, raw[[1]])
+        with pytest.raises(ValueError, match="has no band 1"):
+            source.select([1])
+    lately = di.open_raster(path, bands=[4, 3])
+    assert np.array_equal(di.open_raster(lately, bands=[3]), raw[[2]])
+
+
+@pytest.mark.parametrize("wanted", [["B2", "B3"], [1, 4]])
+def test_data_that_passes_for_alpha_is_told_of_with_the_cure(tmp_path, wanted):
+    # GDAL takes the last of four bands of bytes for alpha, whatever it holds.
+    path = write_raster(tmp_path / "a.tif", noise(4, 5, 6, dtype="uint8"), descriptions=NAMES)
+    cure = r"band 4 \(B3\) is marked as alpha.*gdal_edit.py -colorinterp_4 undefined"
+    for source in (path, di.open_raster(path)):
+        with pytest.raises(ValueError, match=cure):
+            di.open_raster(path, bands=wanted)
+        with pytest.raises(ValueError, match=cure):
+            di.plan(source, summed(None), tmp_path / "o.tif")
+
+
 @pytest.mark.parametrize("bands", ["B2", [], 3])
 def test_bands_that_are_no_list_are_refused(tmp_path, bands):
     path = write_raster(tmp_path / "a.tif", noise(4, 5, 6), descriptions=NAMES)

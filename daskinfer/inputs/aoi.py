@@ -239,7 +239,8 @@ def _of_file(path: Path, grid: Grid) -> tuple[list[Polygon], str | None]:
         raise ModuleNotFoundError(
             f"reading {path.name} needs geopandas: pip install 'daskinfer[vector]', or pass GeoJSON"
         ) from error
-    frame = geopandas.read_file(path)
+    parquet = path.suffix.lower() in (".parquet", ".geoparquet")
+    frame = geopandas.read_parquet(path) if parquet else geopandas.read_file(path)
     told = frame.__geo_interface__
     return list(_polygons(told)), None if frame.crs is None else wkt_of(frame.crs.to_wkt())
 

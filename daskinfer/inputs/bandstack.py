@@ -105,15 +105,11 @@ class BandStack(Composite):
         """The stack with these bands only, in this order."""
         if bands is None:
             return self
-        places = [
-            (i, number)
-            for i, source in enumerate(self.stacked)
-            for number in range(1, len(source.band_names) + 1)
-        ]
+        places = [(i, name) for i, source in enumerate(self.stacked) for name in source.band_names]
         picked = find_bands(bands, self.band_names, "the stack", self.aliases)
         chosen = []
         for i, group in groupby((places[k] for k in picked), key=lambda place: place[0]):
-            chosen.append(self.stacked[i].select([number for _, number in group]))
+            chosen.append(self.stacked[i].select([name for _, name in group]))
         return BandStack(tuple(chosen), tuple(self.band_names[k] for k in picked), self.notes)
 
     def crop(self, window: Window) -> BandStack:

@@ -104,10 +104,14 @@ class Mosaic(Composite):
         if bands is None:
             return self
         picked = find_bands(bands, self.band_names, "the mosaic", self.aliases)
-        numbers = [i + 1 for i in picked]
+
+        def chosen(source: Any) -> Any:
+            # The names of a file's bands may be others than those of the mosaic.
+            return source.select([source.band_names[i] for i in picked])
+
         return replace(
             self,
-            parts=tuple(Part(part.source.select(numbers), part.origin) for part in self.parts),
+            parts=tuple(Part(chosen(part.source), part.origin) for part in self.parts),
             band_names=tuple(self.band_names[i] for i in picked),
             scales=tuple(self.scales[i] for i in picked),
             offsets=tuple(self.offsets[i] for i in picked),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -149,22 +148,14 @@ class TimeStack(Composite):
         """The stack with these bands only: of every date, or ``time/band`` of some."""
         if bands is None:
             return self
-        if self.picked is None and self._of_each_date(bands):
-            steps = tuple(None if step is None else step.select(bands) for step in self.steps)
+        if self.picked is None and not set(map(str, bands)) & set(self.band_names):
+            picked = find_bands(bands, self.bands, "a date", aliases_of(self.sources[0]))
+            names = [self.bands[i] for i in picked]
+            steps = tuple(None if step is None else step.select(names) for step in self.steps)
             return replace(self, steps=steps)
         found = find_bands(bands, self.band_names, "the stack")
         chosen = range(len(self.times) * len(self.bands)) if self.picked is None else self.picked
         return replace(self, picked=tuple(chosen[i] for i in found))
-
-    def _of_each_date(self, bands: Sequence[str | int]) -> bool:
-        """Whether these are bands that every date has."""
-        if all(str(band) in self.bands for band in bands):
-            return True
-        if not all(isinstance(band, str) for band in bands):
-            return False
-        with contextlib.suppress(ValueError):
-            return bool(find_bands(bands, self.bands, "a date", aliases_of(self.sources[0])))
-        return False
 
     def crop(self, window: Window) -> TimeStack:
         """A window of every date."""
