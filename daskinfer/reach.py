@@ -23,6 +23,8 @@ FIRST_LOOK = 1024
 # Every stride up to 64 divides one of these, the usual ones first.
 COMMON_SHIFTS = (64, 60, 48, 56, 54, 63, 50)
 SHIFTS = (*COMMON_SHIFTS, *(s for s in range(62, 32, -1) if s not in COMMON_SHIFTS))
+# Of short inputs, which those would shift out of sight.
+SHORT_SHIFTS = (32, 16, 8, 4, *(s for s in range(31, 0, -1) if s not in (16, 8, 4)))
 
 
 class Geometry(NamedTuple):
@@ -173,7 +175,7 @@ class _Shifter:
 
     def find(self) -> _Shift | None:
         """Return the smallest shift that holds, or None."""
-        for start in SHIFTS:
+        for start in (*SHIFTS, *SHORT_SHIFTS) if self.coarse.longest else SHIFTS:
             self._prepare(start)
             if held := self.holds(start):
                 return self._divide(held)

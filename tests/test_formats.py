@@ -476,6 +476,17 @@ def test_files_that_hold_no_model_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "content", [b"", b"hello", b"version https://git-lfs", b"\x80\x02", b"\x89PNG"]
+)
+def test_bytes_that_are_no_weights_are_said_to_be_none(tmp_path, factory, content):
+    path = tmp_path / "a.pt"
+    path.write_bytes(content)
+    for source, options in ((path, {}), (factory, {"weights": path})):
+        with pytest.raises(ValueError, match=r"a\.pt' cannot be read; it is not what torch\.save"):
+            di.load_model(source, **options)
+
+
+@pytest.mark.parametrize(
     ("name", "error", "message"),
     [
         ("no_such_package:make", ValueError, "no module named 'no_such_package'"),

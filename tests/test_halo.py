@@ -387,6 +387,21 @@ def test_a_fixed_size_with_positions_is_not_equivariant():
     assert (field.finite, field.equivariant, field.size) == (True, False, (128, 128))
 
 
+@pytest.mark.parametrize(
+    ("layers", "size", "radius", "stride"), [(None, 16, 3, 1), (None, 64, 3, 1), (UNET, 64, 9, 4)]
+)
+def test_a_fixed_size_may_be_small(layers, size, radius, stride):
+    net = seeded(lambda: OneSize(three() if layers is None else build(layers), size))
+    field = measure_field(net, 4 if layers is None else 3)
+    assert (field.size, field.radius, field.stride) == ((size,) * 2, (radius,) * 2, (stride,) * 2)
+    assert field.exact
+
+
+def test_positions_are_seen_in_a_small_size_too():
+    field = measure_field(seeded(lambda: OneSize(Patches(4, 32), 32)), 4, size=(32, 32))
+    assert (field.finite, field.equivariant, field.size) == (True, False, (32, 32))
+
+
 def test_a_fixed_size_that_mixes_everything():
     field = measure_field(seeded(lambda: OneSize(Attention(4), 64)), 4)
     assert not field.finite

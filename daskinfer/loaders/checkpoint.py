@@ -105,15 +105,16 @@ def read_pickled_module(path: str, trust: bool) -> torch.nn.Module:
 
 def _read(path: str, trust: bool) -> Any:
     """Content of a file of weights; of nothing but tensors and plain containers if not trusted."""
-    import pickle
-
     import torch
 
     if path.endswith(".safetensors"):
         return _read_safetensors(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        # Whatever torch makes of bytes that are no pickle: a KeyError, an IndexError.
         if trust:
             return _read_trusted(path)
         if wants := _CALLED.search(str(error)):
