@@ -74,15 +74,22 @@ class Runner:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
         """Run on (band, y, x) -> (channel, y, x) in double; None where the net refuses the size."""
+        from .wrappers import HeadError, not_scores
+
         try:
             out = self.net(x[None].contiguous())
+        except HeadError:
+            raise
         except Exception as error:  # nets refuse sizes with exceptions of any type
             self.refusal = error
             return None
         if getattr(out, "ndim", None) != 4:
-            from .wrappers import not_scores
-
             raise ValueError(not_scores(out))
+        if out.is_complex():
+            raise ValueError(
+                "the model returns complex numbers, which are no scores: have it return their "
+                "amplitude, or both parts as channels"
+            )
         self.channels, self.integer = out.shape[1], not out.is_floating_point()
         return out[0].double() if min(out.shape[2:]) else None
 

@@ -369,8 +369,19 @@ def _pair(size: Any) -> tuple[Any, Any]:
 
 
 def _check_classes(model: Model, field: ReceptiveField) -> None:
+    if field.bands == 1 and model.activation == "softmax":
+        raise ValueError(
+            "the model gives one score per pixel, of which softmax makes 1 everywhere: pass "
+            "activation='sigmoid'"
+        )
     if model.output != "classes":
+        _check_names(model, field.bands)
         return
+    if field.bands > 1 and model.threshold is not None:
+        raise ValueError(
+            f"threshold is for one score per pixel, the model gives {field.bands}, of which the "
+            "highest is the class: drop threshold, or pass output='probabilities'"
+        )
     if field.bands == 1 and model.activation is None and model.threshold is None:
         raise ValueError(
             "the model gives one score per pixel, which are not classes yet: pass "
@@ -382,3 +393,10 @@ def _check_classes(model: Model, field: ReceptiveField) -> None:
         values = getattr(model, name)
         if values is not None and len(values) != classes:
             raise ValueError(f"{name} has {len(values)} entries, the model has {classes} classes")
+
+
+def _check_names(model: Model, channels: int) -> None:
+    """Names of channels; one channel may have both names of what it tells apart."""
+    names = model.class_names
+    if names is not None and len(names) != channels and (channels, len(names)) != (1, 2):
+        raise ValueError(f"class_names has {len(names)} entries, the model gives {channels} bands")

@@ -76,7 +76,7 @@ def tidy(spec: Mapping[str, Any]) -> dict[str, Any]:
         elif name in PER_BAND:
             tidy[name] = _numbers(name, value)
         elif name == "tta":
-            tidy[name] = SYMMETRIES if value == "d4" else tuple(value)
+            tidy[name] = SYMMETRIES if value == "d4" else _texts(name, value)
         elif name == "head":
             tidy[name] = tuple(value) if isinstance(value, list) else value
         elif name in _TEXTS:
@@ -161,6 +161,11 @@ def _check_bands(model: Model) -> None:
         value = getattr(model, name)
         if value is not None and not (_is_number(value) and math.isfinite(value)):
             raise ValueError(f"{name} must be a finite number, got {value!r}")
+    if model.activation and model.threshold is not None and not 0 <= model.threshold <= 1:
+        raise ValueError(
+            f"threshold after activation={model.activation!r} is a probability, 0 to 1, got "
+            f"{model.threshold!r}: drop one of them"
+        )
 
 
 def _pairs(low: Numbers | None, high: Numbers | None) -> Iterator[tuple[float, float]]:

@@ -16,6 +16,7 @@ __all__ = [
     "Cast",
     "ChannelsLast",
     "FixedBatch",
+    "HeadError",
     "Headed",
     "TimeSteps",
     "not_scores",
@@ -129,8 +130,18 @@ def _joined(parts: list[Any], count: int) -> Any:
     if isinstance(first, Mapping):
         return {name: _joined([part[name] for part in parts], count) for name in first}
     if isinstance(first, (tuple, list)):
-        return tuple(_joined([part[i] for part in parts], count) for i in range(len(first)))
+        joined = [_joined([part[i] for part in parts], count) for i in range(len(first))]
+        return type(first)(*joined) if _fields(first) else tuple(joined)
     return torch.cat(parts)[:count]
+
+
+def _fields(found: Any) -> tuple[str, ...]:
+    """Names of a named tuple; none of anything else."""
+    return tuple(getattr(found, "_fields", ())) if isinstance(found, tuple) else ()
+
+
+class HeadError(ValueError):
+    """A network does not return what is to be taken of it: no other input would help."""
 
 
 class Headed(nn.Module):
@@ -139,9 +150,14 @@ class Headed(nn.Module):
     Parameters
     ----------
     network : callable
-        Returns a dict or a tuple of tensors ``(n, channel, y, x)``.
+        Returns a dict or a tuple, named or not, of tensors ``(n, channel, y, x)``.
     head : str, int or tuple of them
-        Which to take; the channels of several come one after another.
+        Which to take, from the end where negative; the channels of several come one after another.
+
+    Raises
+    ------
+    HeadError
+        When it is called, if there is none of that name or number.
     """
 
     def __init__(
@@ -158,14 +174,15 @@ class Headed(nn.Module):
         return picked[0] if len(picked) == 1 else torch.cat(picked, dim=1)
 
     def _pick(self, found: Any, name: str | int) -> torch.Tensor:
+        fields = _fields(found)
         known: Sequence[Any] = ()
         if isinstance(found, Mapping):
             known = list(found)
         elif isinstance(found, (tuple, list)):
-            known = range(len(found))
+            known = [*range(-len(found), len(found)), *fields]
         if name not in known:
-            raise ValueError(f"the model has no head {name!r}: it returns {outputs_text(found)}")
-        tensor: torch.Tensor = found[name]
+            raise HeadError(f"the model has no head {name!r}: it returns {outputs_text(found)}")
+        tensor: torch.Tensor = found[fields.index(name) if name in fields else name]
         return tensor
 
 
@@ -178,8 +195,9 @@ def outputs_text(found: Any) -> str:
     if isinstance(found, torch.Tensor):
         return str(tuple(found.shape))
     name = type(found).__name__
-    if isinstance(found, Mapping):
-        return f"{name} with {', '.join(repr(key) for key in found)}"
+    if isinstance(found, Mapping) or _fields(found):
+        names = list(found) if isinstance(found, Mapping) else _fields(found)
+        return f"{name} with {', '.join(map(repr, names))}"
     if isinstance(found, (tuple, list)):
         return f"{name} with {', '.join(str(i) for i in range(len(found)))}"
     return name
@@ -189,7 +207,7 @@ def not_scores(found: Any) -> str:
     """What to say of a network that did not return one tensor ``(n, channel, y, x)``."""
     text = f"the model must return one tensor (n, channel, y, x), got {outputs_text(found)}"
     if isinstance(found, (Mapping, tuple, list)) and len(found):
-        name = next(iter(found)) if isinstance(found, Mapping) else 0
+        name = next(iter(found)) if isinstance(found, Mapping) else (*_fields(found), 0)[0]
         text += f": say which to take, as head={name!r}"
     return text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -47,6 +48,13 @@ RAW = noise(2, 70, 90, dtype="float32") / 1e4
 # --- heads ----------------------------------------------------------------------------------------
 
 
+class Named(NamedTuple):
+    """Two tensors with names."""
+
+    classes: torch.Tensor
+    height: torch.Tensor
+
+
 class Heads(nn.Module):
     """Two outputs of one body."""
 
@@ -59,6 +67,8 @@ class Heads(nn.Module):
         scores = self.body(x)
         if self.kind is dict:
             return {"classes": scores, "height": self.height(scores)}
+        if self.kind is Named:
+            return Named(scores, self.height(scores))
         return scores, self.height(scores)
 
 
@@ -70,6 +80,9 @@ class Heads(nn.Module):
         (tuple, 1, [1]),
         (dict, ["height", "classes"], ["height", "classes"]),
         (tuple, [0, 1], [0, 1]),
+        (tuple, -1, [1]),
+        (Named, "height", [1]),
+        (Named, [1, "classes"], [1, 0]),
     ],
 )
 def test_heads_are_chosen_by_name_or_number(kind, head, take):
@@ -100,12 +113,55 @@ def test_a_model_of_several_outputs_names_them():
         computed(seeded(Heads), RAW, output="values")
     with pytest.raises(ValueError, match=r"got tuple with 0, 1: .* head=0"):
         computed(seeded(Heads, tuple), RAW, output="values")
+    with pytest.raises(ValueError, match=r"got Named with 'classes', 'height': .* head='classes'"):
+        computed(seeded(Heads, Named), RAW, output="values")
 
 
-@pytest.mark.parametrize("head", ["depth", 7])
-def test_a_head_that_is_not_there(head):
-    with pytest.raises(ValueError, match=r"no head .* dict with 'classes', 'height'"):
-        computed(seeded(Heads), RAW, output="values", head=head)
+@pytest.mark.parametrize("kind", [dict, Named])
+@pytest.mark.parametrize("head", ["depth", 7, -3])
+def test_a_head_that_is_not_there(kind, head):
+    with pytest.raises(ValueError, match=r"^the model has no head .* with 'classes', 'height'$"):
+        computed(seeded(Heads, kind), RAW, output="values", head=head)
+
+
+def test_named_heads_of_a_network_of_one_batch_size():
+    from daskinfer.wrappers import FixedBatch, Headed
+
+    net = seeded(Heads, Named)
+    with torch.inference_mode():
+        x = torch.rand(5, 2, 8, 8)
+        height = Headed(FixedBatch(net, 2), "height")(x)
+        assert torch.allclose(height, net(x).height, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("channels", "spec", "message"),
+    [
+        (3, {"threshold": 0.3}, "one score per pixel, the model gives 3"),
+        (1, {"output": "probabilities", "activation": "softmax"}, "softmax makes 1 everywhere"),
+        (1, {"activation": "softmax", "threshold": 0.5}, "softmax makes 1 everywhere"),
+        (3, {"output": "probabilities", "class_names": ["a", "b"]}, "2 entries, .* gives 3 bands"),
+        (3, {"output": "values", "class_names": ["a"]}, "1 entries, the model gives 3 bands"),
+    ],
+)
+def test_what_does_not_go_with_the_scores_is_refused(channels, spec, message):
+    with pytest.raises(ValueError, match=message):
+        computed(seeded(nn.Conv2d, 2, channels, 1), RAW, **spec)
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 2])
+def test_a_threshold_that_no_probability_reaches_is_refused(threshold):
+    with pytest.raises(ValueError, match="is a probability, 0 to 1, got"):
+        di.load_model(Pixel(), activation="sigmoid", threshold=threshold)
+
+
+def test_complex_scores_are_refused():
+    class Spectrum(nn.Module):
+        def forward(self, x):
+            return torch.complex(x, x)
+
+    with pytest.raises(ValueError, match="returns complex numbers"):
+        computed(Spectrum(), RAW, output="values")
 
 
 @pytest.mark.parametrize("head", [True, [], 1.5])
