@@ -48,6 +48,8 @@ def mlm_item(model: Model, path: Path | None, bands: int | None = None) -> dict[
         raise ValueError(
             f"model {model.name} is no file that an item could name: model.save('net.pt2') first"
         )
+    if model.output == "objects":
+        raise ValueError("an item says what raster a model makes: one of objects makes none")
     known = _bands(model, bands)
     folder = None if path is None else path.parent
     item = item_of(model, model.recipe(), known, field_of(model, known), folder)

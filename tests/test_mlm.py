@@ -251,6 +251,11 @@ def update(place, **fields):
 FUNCTION = {"format": "python", "expression": "package.module:normalise"}
 OTHER_CONTENT = {"file:checksum": "1220" + 32 * "00"}
 STRUCTURE = {"shape": [-1, 3], "dim_order": ["batch", "class"], "data_type": "float32"}
+PLANE = {
+    "shape": [-1, 2, 8, 8],
+    "dim_order": ["batch", "bands", "height", "width"],
+    "data_type": "float32",
+}
 SERIES = {"shape": [-1, 4, 2, 8, 8], "dim_order": ["batch", "time", "bands", "height", "width"]}
 
 
@@ -272,7 +277,12 @@ SERIES = {"shape": [-1, 4, 2, 8, 8], "dim_order": ["batch", "time", "bands", "he
         (update("in", input=SERIES | {"data_type": "float32"}), "its input has the dimensions"),
         (update("in", input={**SERIES, "data_type": "uint8"}), "its input has the dimensions"),
         (update("out", result=STRUCTURE), r"its output has the dimensions \['batch', 'class'\]"),
-        (update("out", tasks=["object-detection"]), r"tasks are \['object-detection'\]"),
+        (update("out", tasks=["scene-classification"]), r"tasks are \['scene-classification'\]"),
+        (
+            update("in", input={**PLANE, "shape": [-1, 2, 64]}),
+            r"its input has the shape \[-1, 2, 64\], which must be a whole number for each",
+        ),
+        (update("out", result={**PLANE, "shape": [-1, "c", 8, 8]}), "its output has the shape"),
         (
             lambda item, into, out: out.update(
                 {"classification:classes": [{"value": 7, "name": "a"}, {"value": 9, "name": "b"}]}
@@ -317,6 +327,18 @@ SERIES = {"shape": [-1, 4, 2, 8, 8], "dim_order": ["batch", "time", "bands", "he
 def test_what_would_be_left_out_is_refused(small, change, message):
     with pytest.raises(ValueError, match=rf"changed\.json'.*{message}"):
         changed(small, change)
+
+
+BOXES = {"shape": [-1, -1, 6], "dim_order": ["batch", "detection", "value"], "data_type": "float32"}
+
+
+@pytest.mark.parametrize("task", ["object-detection", "instance-segmentation"])
+def test_an_item_of_a_detector_is_for_objects(small, task):
+    labels = {"classification:classes": [{"value": 1, "name": "tree"}, {"value": 3, "name": "car"}]}
+    model = changed(small, update("out", tasks=[task], result=BOXES, **labels))
+    assert (model.output, model.class_names) == ("objects", ("0", "tree", "2", "car"))
+    with pytest.raises(ValueError, match="pass it to detect"):
+        di.plan("s.tif", model, "o.tif")
 
 
 def test_a_network_that_is_not_there_is_said_to_be_missing(small):

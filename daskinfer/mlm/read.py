@@ -24,11 +24,12 @@ PREFIX = "daskinfer:"
 _AXES = {
     "batch": "n", "b": "n", "n": "n",
     "bands": "c", "band": "c", "channel": "c", "channels": "c", "c": "c",
-    "class": "c", "classes": "c", "score": "c", "logits": "c",
+    "class": "c", "classes": "c", "score": "c", "confidence": "c", "logits": "c",
     "height": "y", "h": "y", "y": "y", "width": "x", "w": "x", "x": "x",
 }  # fmt: skip
 _CLASSES = {"segmentation", "semantic-segmentation", "classification"}
 _VALUES = {"regression", "super-resolution", "downscaling", "generative", "similarity-search"}
+_OBJECTS = {"object-detection", "instance-segmentation"}
 # Functions after a network that a recipe has a field for, by the last part of their name.
 _KNOWN_POST = {"softmax": "softmax", "sigmoid": "sigmoid", "argmax": None}
 # Fit a chip to the network's size without another scale; tiles are cut to that size anyway.
@@ -110,7 +111,7 @@ def recipe_of(properties: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
     into = _only(known["input"], "input")
     out = _output(known["output"], given.get("head"))
     recipe = _input_recipe(into, {**given, **ours}) | _output_recipe(out, known, given)
-    if recipe.pop("out_axes") != recipe["axes"]:
+    if recipe.pop("out_axes", recipe["axes"]) != recipe["axes"]:
         raise ValueError("its input and its output have bands and pixels in different order")
     if known.get("accelerator_constrained") and known.get("accelerator"):
         recipe["accelerator"] = _accelerator(known["accelerator"])
@@ -139,8 +140,7 @@ def _output(entries: Any, head: Any) -> Mapping[str, Any]:
 
 def _input_recipe(entry: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     structure = entry["input"]
-    order = _order(structure["dim_order"], "input")
-    sizes = dict(zip(order, structure["shape"], strict=True))
+    order, sizes = _sizes(structure, "input")
     recipe: dict[str, Any] = {"axes": "nchw" if order == "ncyx" else "nhwc"}
     if not str(structure["data_type"]).startswith("float"):
         _unless_given(given, f"its input is {structure['data_type']}, daskinfer gives float32")
@@ -158,7 +158,7 @@ def _input_recipe(entry: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
     if pre:
         _unless_given(given, f"its pre_processing_function ({pre}) is not run")
     elif not _scaling_given(given):
-        bands = len(names) or (int(sizes["c"]) if sizes["c"] > 0 else None)
+        bands = len(names) or (sizes["c"] if sizes["c"] > 0 else None)
         recipe |= scaling_of(entry.get("value_scaling"), bands)
     return recipe
 
@@ -191,9 +191,11 @@ def _band_names(entry: Mapping[str, Any]) -> list[str]:
 def _output_recipe(
     entry: Mapping[str, Any], known: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    result = entry["result"]
-    order = _order(result["dim_order"], "output")
     tasks = set(entry.get("tasks") or known.get("tasks") or ())
+    if given.get("output", "objects" if tasks and tasks <= _OBJECTS else None) == "objects":
+        # Boxes of any number: their dimensions are not those of a raster.
+        return {"output": "objects"} | _names_of_labels(entry, given)
+    order, sizes = _sizes(entry["result"], "output")
     recipe: dict[str, Any] = {"out_axes": "nchw" if order == "ncyx" else "nhwc"}
     if tasks & _CLASSES:
         recipe["output"] = "classes"
@@ -214,11 +216,24 @@ def _output_recipe(
             )
         if _KNOWN_POST[name]:
             recipe["activation"] = _KNOWN_POST[name]
-    classes = entry.get("classification:classes", entry.get("classes"))
+    classes = _class_entries(entry)
     if classes and "class_names" not in given:
-        channels = int(dict(zip(order, result["shape"], strict=True))["c"])
-        recipe |= _classes(classes, channels)
+        recipe |= _classes(classes, sizes["c"])
     return recipe
+
+
+def _class_entries(entry: Mapping[str, Any]) -> Any:
+    return entry.get("classification:classes", entry.get("classes"))
+
+
+def _names_of_labels(entry: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Names by label; labels of detectors need not begin at 0."""
+    classes = _class_entries(entry)
+    if not classes or "class_names" in given:
+        return {}
+    if min(int(one["value"]) for one in classes) < 0:
+        raise ValueError(f"its classes have negative values: {classes}")
+    return _classes(classes, 1 + max(int(one["value"]) for one in classes))
 
 
 def _classes(classes: Any, channels: int) -> dict[str, Any]:
@@ -240,6 +255,17 @@ def _classes(classes: Any, channels: int) -> dict[str, Any]:
     if all(colors):
         recipe["class_colors"] = [f"#{str(color).lstrip('#').lower()}" for color in colors]
     return recipe
+
+
+def _sizes(structure: Mapping[str, Any], what: str) -> tuple[str, dict[str, int]]:
+    """Order of the dimensions, and the size of each; -1 where it is free."""
+    order, shape = _order(structure["dim_order"], what), structure["shape"]
+    if len(shape) != len(order) or not all(isinstance(size, int) for size in shape):
+        raise ValueError(
+            f"its {what} has the shape {shape}, which must be a whole number for each of the "
+            f"dimensions {structure['dim_order']}, -1 where any size goes"
+        )
+    return order, dict(zip(order, shape, strict=True))
 
 
 def _order(names: Any, what: str) -> str:
