@@ -14,7 +14,7 @@ from dask.base import tokenize
 from .dataarray import lazy_array, opened_source
 from .grid import Grid, grid_of
 from .handles import Sign
-from .inputs.dated import DATE, flattened, valid_at_any
+from .inputs.dated import DATE, NODATA, flattened, valid_at_any
 from .inputs.gather import TargetGrid
 from .inputs.opening import Reading, assembled
 from .inputs.protocol import Source
@@ -45,7 +45,7 @@ class ArraySource:
         if array.ndim == 2:
             array = array.expand_dims("band")
         if array.ndim == 4:
-            array = flattened(array)
+            array = flattened(array, _nodata_of(array))
         if array.ndim != 3 or tuple(array.dims[1:]) != ("y", "x"):
             raise ValueError(f"expected dimensions (band, y, x), got {array.dims}")
         if 0 in array.shape:
@@ -345,16 +345,27 @@ def _opened(
     mask: bool,
 ) -> xr.DataArray:
     """A DataArray with the options of `open_raster` applied to it."""
-    array = ArraySource(array).select(bands)._array
-    if nodata is not None:
-        array = array.drop_vars("mask", errors="ignore").assign_attrs(_FillValue=nodata)
-    if not mask:
-        array = array.drop_vars("mask", errors="ignore")
-        array.attrs.pop("_FillValue", None)
+    if array.ndim == 4:
+        # Dates lack pixels by the nodata that is meant.
+        array = ArraySource(_masked_as(array, nodata, mask)).select(bands)._array
+    else:
+        array = _masked_as(ArraySource(array).select(bands)._array, nodata, mask)
     if chunks == "auto":
         return array
     y, x = (chunks, chunks) if isinstance(chunks, int) else chunks
     return array.chunk({array.dims[0]: -1, "y": y, "x": x})
+
+
+def _masked_as(array: xr.DataArray, nodata: float | None, mask: bool) -> xr.DataArray:
+    """With the nodata that is asked for, or none."""
+    if nodata is not None:
+        array = array.drop_vars("mask", errors="ignore").assign_attrs(_FillValue=nodata)
+    if not mask:
+        array = array.drop_vars("mask", errors="ignore")
+        array = array.assign_attrs()
+        for name in NODATA:
+            array.attrs.pop(name, None)
+    return array
 
 
 def source_of(
@@ -402,7 +413,7 @@ def _numbered(count: int) -> tuple[str, ...]:
 
 
 def _nodata_of(array: xr.DataArray) -> float | int | None:
-    for name in ("_FillValue", "missing_value", "nodata"):
+    for name in NODATA:
         value = array.attrs.get(name)
         if value is not None:
             # A float would round what 64-bit numbers are compared with.

@@ -262,12 +262,25 @@ def _write_template(path: str, spec: CogSpec, sides: tuple[int, int]) -> None:
     # Imports rioxarray, which workers that only write COGs can do without.
     from .grid import Grid
 
-    grid = Grid(spec.height, spec.width, transform, spec.crs)
+    grid = Grid(
+        spec.height,
+        spec.width,
+        transform,
+        spec.crs,
+        spec.gcps,
+        spec.gcps_crs,
+        spec.rpcs,
+        dict(spec.tags).get("AREA_OR_POINT") == "Point",
+    )
     shape = (spec.count, spec.height, spec.width)
     chunks = (spec.count, *sides)
-    lazy = da.zeros(shape, spec.dtype, chunks=(spec.count, 4096, 4096))
+    # Of a dtype that is not named Dask takes no notice, and makes float64.
+    lazy = da.zeros(shape, dtype=spec.dtype, chunks=(spec.count, 4096, 4096))
     names = spec.descriptions or tuple(str(i + 1) for i in range(spec.count))
     coords = {"band": ("band", list(names)), **grid.coords()}
+    if len(set(spec.scales)) > 1:
+        # CF has one for all; open_raster takes one of each band.
+        coords["scale"] = ("band", list(spec.scales))
     array = xr.DataArray(lazy, coords, ("band", "y", "x"), _NAME, _meanings(spec))
     encoding: dict[str, Any] = {"chunks": chunks, "grid_mapping": "spatial_ref"}
     if spec.nodata is not None:
@@ -289,6 +302,8 @@ def _meanings(spec: CogSpec) -> dict[str, Any]:
     """Names and colours of classes in CF's words, and who wrote it."""
     tags = dict(spec.tags)
     attrs: dict[str, Any] = {}
+    if len(set(spec.scales)) == 1 and spec.scales[0] != 1:
+        attrs |= {"scale_factor": spec.scales[0], "add_offset": 0.0}
     if "CLASS_NAMES" in tags:
         names = json.loads(tags["CLASS_NAMES"])
         attrs["flag_values"] = list(range(len(names)))

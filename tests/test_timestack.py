@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import rasterio
 import torch
+import xarray as xr
 from affine import Affine
 from torch import nn
 
@@ -149,6 +150,36 @@ def test_a_model_of_dates_sees_gaps_filled(tmp_path, one_worker):
     assert isinstance(source_of(computed), ArraySource)
     assert np.array_equal(valid_of(source_of(computed)), scene.mask.values)
     np.testing.assert_allclose(di.predict(computed, model, **options).values, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "float32"])
+def test_an_array_of_dates_lacks_what_is_nodata_at_each_as_files_do(tmp_path, dtype):
+    raw = np.stack([noise(2, 9, 11, seed=i) % 100 + 1 for i in range(3)]).astype(dtype)
+    raw[1, :, 4, 4] = raw[0, 0, 7, 7] = raw[:, :, 8, 8] = 999
+    paths = [
+        write_raster(tmp_path / f"{i}.tif", one, nodata=999, descriptions=("a", "b"))
+        for i, one in enumerate(raw)
+    ]
+    expected = everything(source_of(di.open_raster(paths, time=DAYS)))
+    days = np.array(DAYS, "datetime64[ns]")
+    array = xr.DataArray(
+        raw[np.argsort(days)],
+        {
+            "time": np.sort(days),
+            "band": ["a", "b"],
+            "scale": ("band", [0.1, 0.2], {"dtype": dtype}),
+        },
+        ("time", "band", "y", "x"),
+    )
+    given = di.open_raster(array, nodata=999)
+    for one in (array.assign_attrs(_FillValue=999), given, given.chunk(5)):
+        source = source_of(one)
+        pixels = everything(source)
+        assert pixels.data.dtype == expected.data.dtype
+        assert np.array_equal(pixels.data, expected.data, equal_nan=True)
+        assert np.array_equal(pixels.valid, expected.valid)
+        assert source.scales == (0.1, 0.2) * 3
+    assert everything(source_of(di.open_raster(array, mask=False))).data.max() == 999
 
 
 def test_a_3d_convolution_has_a_halo(tmp_path):

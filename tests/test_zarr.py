@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import daskinfer as di
 from conftest import N3, TRANSFORM, Pixel, noise, seeded, write_raster
 from daskinfer.cli import main
 from daskinfer.cogspec import CogSpec
+from daskinfer.inputs.lattice import same_crs
 from daskinfer.source import source_of
 from daskinfer.zarrwork import EncodedZarr, ZarrDraft
 from oracle import whole
@@ -127,10 +129,13 @@ def test_what_is_no_raster_is_refused(tmp_path):
     xr.Dataset({"a": ("t", [1, 2])}).to_zarr(tmp_path / "t.zarr", consolidated=False)
     with pytest.raises(ValueError, match="no variable with two axes of space"):
         di.open_raster(tmp_path / "t.zarr")
-    four = xr.Dataset({"a": (("time", "band", "y", "x"), np.zeros((2, 2, 3, 3)))})
+    four = xr.Dataset({"a": (("time", "level", "y", "x"), np.zeros((2, 2, 3, 3)))})
     four.to_zarr(tmp_path / "f.zarr", consolidated=False)
-    with pytest.raises(ValueError, match=r"choose of \['time', 'band'\] down to one"):
+    with pytest.raises(ValueError, match=r"choose of \['time', 'level'\] down to one"):
         di.open_raster(tmp_path / "f.zarr")
+    zarr.create_array(tmp_path / "bare.zarr", shape=(1, 4, 5), chunks=(1, 4, 4), dtype="u1")
+    with pytest.raises(ValueError, match="is no Zarr group"):
+        di.open_raster(tmp_path / "bare.zarr")
     two = xr.Dataset(
         {"a": (("y", "x"), np.zeros((2, 2))), "b": (("y", "x"), np.zeros((2, 2), "u1"))}
     )
@@ -169,6 +174,7 @@ def test_a_store_as_output_equals_the_file(tmp_path, one_worker):
         )
         array = dataset["prediction"]
         assert np.array_equal(array.values, expected, equal_nan=True)
+        assert array.dtype == expected.dtype
         assert np.array_equal(array.attrs["_FillValue"], nodata, equal_nan=output == "values")
         assert array.rio.crs == "EPSG:32632"
         assert array.rio.transform() == TRANSFORM
@@ -178,6 +184,59 @@ def test_a_store_as_output_equals_the_file(tmp_path, one_worker):
         again = di.open_raster(tmp_path / "out.zarr")
         assert np.array_equal(again.values, expected, equal_nan=True)
         assert sorted(p.name for p in tmp_path.iterdir()) == ["out.tif", "out.zarr", "scene.tif"]
+
+
+@pytest.mark.parametrize(
+    "spec", [{"output": "probabilities", "dtype": "uint8"}, {"confidence": True}]
+)
+def test_a_store_tells_the_scale_of_its_numbers(tmp_path, one_worker, spec):
+    path = write_raster(tmp_path / "scene.tif", noise(2, 40, 50))
+    model = di.load_model(seeded(N3), scale=1e-4, activation="softmax", **spec)
+    for name in ("out.tif", "out.zarr"):
+        di.run(path, model, tmp_path / name, client=one_worker, **TIF)
+    file, store = (source_of(str(tmp_path / name)) for name in ("out.tif", "out.zarr"))
+    assert store.scales == file.scales
+    assert 0.004 in store.scales
+    assert store.dtype == file.dtype == "uint8"
+    assert np.array_equal(everything(store).data, everything(file).data)
+    if "confidence" not in spec:
+        with xr.open_zarr(tmp_path / "out.zarr", consolidated=False) as dataset:
+            scaled = everything(file).data * 0.004
+            np.testing.assert_allclose(dataset["prediction"].values, scaled, atol=1e-6)
+
+
+def test_a_store_lies_where_control_points_and_rpcs_put_it(tmp_path):
+    points = tuple(
+        (row, col, 9 + col / 1e3, 50 - row / 1e3, 5) for row in (0, 30) for col in (0, 40)
+    )
+    crs = rasterio.crs.CRS.from_epsg(4326).to_wkt()
+    rpcs = (("LINE_OFF", "12.5"), ("SAMP_OFF", "3"))
+    for placed in (
+        {"gcps": points, "gcps_crs": crs},
+        {"rpcs": rpcs},
+        {"crs": crs, "transform": tuple(TRANSFORM)[:6], "tags": (("AREA_OR_POINT", "Point"),)},
+    ):
+        spec = CogSpec(30, 40, 1, "uint8", blocksize=16, nodata=255, **placed)
+        ZarrDraft(spec, (16, 16)).create(str(tmp_path / "out.zarr"))
+        grid = source_of(str(tmp_path / "out.zarr")).grid
+        assert grid.gcps == placed.get("gcps", ())
+        assert same_crs(grid.gcps_crs, placed.get("gcps_crs"))
+        assert grid.rpcs == placed.get("rpcs", ())
+        assert grid.point == ("tags" in placed)
+        shutil.rmtree(tmp_path / "out.zarr")
+
+
+def test_a_store_of_dates_is_an_array_of_dates(tmp_path):
+    raw = noise(6, 20, 30).reshape(3, 2, 20, 30)
+    axes = {"time": np.array(["2020-01-01", "2020-02-01", "2020-03-01"], "datetime64[ns]")}
+    array = xr.DataArray(raw, axes | {"band": ["a", "b"]}, ("time", "band", "y", "x"), "scene")
+    array.transpose("band", "y", "x", "time").to_dataset().to_zarr(
+        tmp_path / "a.zarr", consolidated=False
+    )
+    source = source_of(str(tmp_path / "a.zarr"))
+    assert np.array_equal(everything(source).data, raw.reshape(6, 20, 30))
+    assert source.band_names[1] == "2020-01-01/b"
+    assert np.array_equal(everything(source.select(["b"])).data, raw[:, 1])
 
 
 def test_chunks_of_a_run_share_no_chunk_of_the_store(tmp_path):

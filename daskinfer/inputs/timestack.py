@@ -15,7 +15,7 @@ from ..selection import Bands, find_bands
 from ..tiling import Window
 from .protocol import Composite, aliases_of, digest_of
 
-__all__ = ["TimeStack", "day_of"]
+__all__ = ["TimeStack", "day_of", "holed_dtype"]
 
 
 def day_of(time: Any) -> str:
@@ -36,6 +36,17 @@ def day_of(time: Any) -> str:
         raise ValueError(f"time {text!r} is no date")
     day = moment.astype("datetime64[D]")
     return str(day) if moment == day else str(moment)
+
+
+def holed_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Floats that hold numbers of a dtype, and NaN.
+
+    >>> holed_dtype(np.dtype("uint16")), holed_dtype(np.dtype("int32"))
+    (dtype('float32'), dtype('float64'))
+    """
+    if dtype.kind == "f":
+        return dtype
+    return np.dtype("float32" if dtype.itemsize <= 2 else "float64")
 
 
 @dataclass(frozen=True)
@@ -92,9 +103,7 @@ class TimeStack(Composite):
     def dtype(self) -> str:  # type: ignore[override]
         """Floats, where dates lack pixels."""
         own = np.dtype(self.sources[0].dtype)
-        if not self.holes or own.kind == "f":
-            return str(own)
-        return "float32" if own.itemsize <= 2 else "float64"
+        return str(holed_dtype(own) if self.holes else own)
 
     @property
     def scales(self) -> tuple[float, ...]:

@@ -33,6 +33,8 @@ def is_zarr(source: Any) -> bool:
 def open_zarr(path: Any) -> xr.DataArray:
     """A store as a lazy DataArray ``(band, y, x)`` of the numbers as stored.
 
+    One with several dates is ``(time, band, y, x)``.
+
     The grid is that of its CF grid mapping and coordinates, or of GeoZarr's ``proj:`` and
     ``spatial:`` attributes.  Variables of one grid become bands; dimensions named for latitude and
     longitude, or row and column, become ``y`` and ``x``.
@@ -52,7 +54,7 @@ def open_zarr(path: Any) -> xr.DataArray:
     """
     name = os.fspath(path)
     try:
-        import zarr  # noqa: F401
+        import zarr
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"reading {name} needs zarr: pip install 'daskinfer[zarr]'"
@@ -63,7 +65,13 @@ def open_zarr(path: Any) -> xr.DataArray:
     # Over a network there may be no list of what a store holds; on a disk there is.
     told: dict[str, Any] = {} if remote else {"consolidated": False}
     # mask_and_scale: nodata is matched on numbers as stored, and these are scaled once, by us.
-    dataset = xr.open_zarr(name, mask_and_scale=False, decode_coords="all", **told)
+    try:
+        dataset = xr.open_zarr(name, mask_and_scale=False, decode_coords="all", **told)
+    except (zarr.errors.GroupNotFoundError, zarr.errors.ContainsArrayError) as error:
+        raise ValueError(
+            f"source {name!r} is no Zarr group, in which arrays name their axes: open it with zarr "
+            "and pass an xarray.DataArray (band, y, x) of it"
+        ) from error
     rasters = [_named_axes(variable) for variable in dataset.data_vars.values()]
     rasters = [raster for raster in rasters if {"y", "x"} <= set(raster.dims)]
     if not rasters:
@@ -118,6 +126,8 @@ def _three_axes(name: str, array: xr.DataArray) -> xr.DataArray:
         if len(others) > 1 and array.sizes[dim] == 1:
             array = array.isel({dim: 0}, drop=True)
             others.remove(dim)
+    if set(others) == {"time", "band"}:
+        return array.transpose("time", "band", "y", "x")
     if len(others) > 1:
         raise ValueError(
             f"{name} has axes {array.dims}: open it with xarray and choose of {others} down to one"
