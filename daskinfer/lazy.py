@@ -27,12 +27,16 @@ from .planner import check_layout, check_output, replaced
 from .seam import calibrate
 from .settle import Choice, Halo, Size, masking_halo, pick_bands, settle
 from .source import ArraySource
-from .splitting.choose import split_side
+from .splitting.choose import block_side, split_side
 from .stats import with_statistics
 from .store import Storing, store_cog
 from .tiling import Window
 
 __all__ = ["predict", "write_cog"]
+
+_FILE_OPTIONS = ("level", "predictor", "max_z_error", "interleave", "sparse", "statistics")
+# What TIFF, or its readers, do not hold as it is.
+_WRITTEN = {"bool": "uint8", "float16": "float32"}
 
 
 def predict(
@@ -116,7 +120,7 @@ def write_cog(
     path: str | os.PathLike[str],
     *,
     overwrite: bool = False,
-    blocksize: int = 512,
+    blocksize: int | Literal["auto"] = "auto",
     compress: str = "auto",
     compute: bool = True,
     layout: Literal["strict", "append"] = "strict",
@@ -156,6 +160,12 @@ def write_cog(
     ------
     FileNotFoundError, FileExistsError, PermissionError, ValueError, ModuleNotFoundError
         As of `plan`.
+    TypeError
+        If an option is unknown.
+
+    Notes
+    -----
+    Truth values are written as uint8, float16 as float32: TIFF readers know no others.
 
     Examples
     --------
@@ -175,7 +185,12 @@ def write_cog(
     side = split_side(name, split)
     output = name if url is None else local_path(url)
     source = ArraySource(prediction)
-    spec = _spec_of(prediction, source, blocksize=blocksize, compress=compress, **options)
+    unknown = sorted(set(options) - set(_FILE_OPTIONS))
+    if unknown:
+        known = ", ".join(_FILE_OPTIONS)
+        raise TypeError(f"unknown option {unknown[0]!r} of a file; known: {known}")
+    block = block_side(blocksize, "auto", side)
+    spec = _spec_of(prediction, source, blocksize=block, compress=compress, **options)
     data = source.data.astype(spec.dtype)
     storing = store_cog(data, spec, output, url, layout=layout, split=side)
     if not compute:
@@ -287,16 +302,25 @@ def _spec_of(prediction: xr.DataArray, source: ArraySource, **options: Any) -> C
     bands = len(source.band_names)
     # Of a prediction; any other array is written as the numbers that it holds.
     scaled = "output" in attrs and "scale" in prediction.coords
-    form = OutputFormat(bands, source.dtype, nodata, source.scales if scaled else ())
+    scales = source.scales if scaled else ()
+    form = OutputFormat(bands, _WRITTEN.get(source.dtype, source.dtype), nodata, scales)
+    output = attrs.get("output", "values")
+    if output == "classes" and scales and 1 not in scales:
+        # Their confidence without them.
+        output = "probabilities"
     recipe = Model(
         "array",
         "module",
         "",
-        output=attrs.get("output", "values"),
+        output=output,
         class_names=_texts(attrs.get("class_names")),
         class_colors=_texts(attrs.get("class_colors")),
     )
-    return cog_spec(grid_of(prediction), form, recipe, **options)
+    spec = cog_spec(grid_of(prediction), form, recipe, **options)
+    names = source.band_names
+    if spec.descriptions or all(name.isdigit() or name == output for name in names):
+        return spec
+    return replace(spec, descriptions=tuple(names))
 
 
 def _texts(values: Any) -> tuple[str, ...] | None:

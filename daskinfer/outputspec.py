@@ -30,12 +30,15 @@ def cog_spec(grid: Grid, form: OutputFormat, model: Model, **options: Any) -> Co
     # TIFF has colour tables for one band only.
     if colors and classes and form.bands > 1:
         tags.append(("CLASS_COLORS", json.dumps(colors)))
+    if isinstance(options.get("compress"), str):
+        # GDAL and rasterio write codecs in capitals.
+        options["compress"] = options["compress"].lower()
     if options.get("interleave", "auto") == "auto":
         # A reader of one pixel or one band would have to decode all bands of its block.
         options["interleave"] = "pixel" if form.bands <= _FEW_BANDS else "band"
     resampling: str | tuple[str, ...] = "mode" if classes else "average"
-    if classes and form.bands > 1:
-        resampling = ("mode", *["average"] * (form.bands - 1))
+    if classes and form.scales:
+        resampling = tuple("mode" if scale == 1 else "average" for scale in form.scales)
     return CogSpec(
         height=grid.height,
         width=grid.width,
@@ -69,7 +72,9 @@ def _by_code(crs: str | None) -> str | None:
 
 def _descriptions(form: OutputFormat, model: Model) -> tuple[str, ...]:
     if model.output == "classes":
-        return ("class", "confidence")[: form.bands]
+        if form.bands == 2 and form.scales:
+            return "class", "confidence"
+        return ("class",) if form.bands == 1 else ()
     names = model.class_names or ()
     return names if len(names) == form.bands else ()
 

@@ -427,7 +427,9 @@ def _per_band(
     """A number per band: a coordinate of the bands, or what rioxarray notes of the whole file."""
     count = array.shape[0]
     raw = array.coords[coord].attrs.get("dtype") if coord in array.coords else None
-    if raw is not None and raw != str(array.dtype):
+    # What changes nothing belongs to any numbers.
+    matters = raw is not None and bool((array.coords[coord].values != default).any())
+    if matters and raw != str(array.dtype):
         raise ValueError(
             f"the array is {array.dtype} and was computed from {raw} numbers, to which its {coord} "
             f"belongs: drop_vars('{coord}') if it is applied already"

@@ -295,6 +295,22 @@ def test_confidence_beside_classes_in_a_file(tmp_path, one_worker):
         assert dataset.scales == (1.0, 0.004)
         assert np.array_equal(dataset.read(), pixels)
         assert np.array_equal(dataset.read(out_shape=(2, 35, 45)), coarse)
+    for number, picked in enumerate((lazy.sel(band=["confidence"]), lazy.isel(band=1))):
+        di.write_cog(picked, tmp_path / f"c{number}.tif")
+        with rasterio.open(tmp_path / f"c{number}.tif") as dataset:
+            assert np.array_equal(dataset.read(), pixels[1:])
+            assert (dataset.descriptions, dataset.scales) == (("confidence",), (0.004,))
+            assert "CLASS_NAMES" not in dataset.tags()
+            with pytest.raises(ValueError, match="NULL color table"):
+                dataset.colormap(1)
+    where = lazy.sel(band="classes") == 1
+    di.write_cog(where, tmp_path / "w.tif")
+    with rasterio.open(tmp_path / "w.tif") as dataset:
+        assert np.array_equal(dataset.read(1), pixels[0] == 1)
+    both = xr.concat([lazy, lazy], "band")
+    di.write_cog(both, tmp_path / "b.tif", blocksize=64)
+    with rasterio.open(tmp_path / "b.tif") as dataset:
+        assert np.array_equal(dataset.read(out_shape=(4, 35, 45)), np.concatenate([coarse, coarse]))
     alone = lazy.sel(band=["classes"])
     di.write_cog(alone, tmp_path / "q.tif")
     with rasterio.open(tmp_path / "q.tif") as dataset:

@@ -228,10 +228,24 @@ def test_maps_that_are_none(tmp_path):
     several = write_raster(tmp_path / "s.tif", np.zeros((2, 8, 8), np.uint8))
     with pytest.raises(ValueError, match=r"2 bands .* band=1"):
         di.vectorize(several, tmp_path / "o.gpkg")
+    steps = write_raster(tmp_path / "p.tif", np.zeros((2, 8, 8), np.uint8))
+    with rasterio.open(steps, "r+") as dataset:
+        dataset.scales = (1, 0.004)
+    with pytest.raises(ValueError, match=r"a scale of 0\.004 are no classes"):
+        di.vectorize(steps, tmp_path / "o.gpkg", band=2)
     far = xr.DataArray(np.full((1, 4, 4), 2**40), dims=("band", "y", "x"))
     with pytest.raises(ValueError, match="int32 at most"):
         di.vectorize(far, tmp_path / "o.gpkg")
     assert not (tmp_path / "o.gpkg").exists()
+
+
+def test_where_something_is_true(tmp_path):
+    true = np.zeros((1, 20, 30), bool)
+    true[0, 5:9, 10:20] = True
+    array = xr.DataArray(true, dims=("band", "y", "x"))
+    report = di.vectorize(array, tmp_path / "o.parquet", values=[1], chunk=np.int64(8))
+    assert report.counts == (("1", 1),)
+    assert geopandas.read_parquet(tmp_path / "o.parquet").area.tolist() == [40]
 
 
 def test_the_command_line(classes, tmp_path, capsys):

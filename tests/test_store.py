@@ -195,6 +195,41 @@ def test_what_workers_import_is_light():
     assert in_new_process(code) == "[]"
 
 
+@pytest.mark.parametrize(("dtype", "written"), [("bool", "uint8"), ("float16", "float32")])
+def test_dtypes_that_tiff_lacks_are_written_without_loss(tmp_path, dtype, written):
+    pixels = np.random.default_rng(0).integers(0, 2, (1, 40, 50)).astype(dtype)
+    di.write_cog(scene(pixels), tmp_path / "o.tif")
+    with rasterio.open(tmp_path / "o.tif") as dataset:
+        assert dataset.dtypes == (written,)
+        assert np.array_equal(dataset.read(), pixels)
+
+
+def test_codecs_in_capitals_and_blocks_that_are_chosen(tmp_path):
+    pixels = np.arange(2 * 700 * 90, dtype=np.uint16).reshape(2, 700, 90)
+    di.write_cog(scene(pixels), tmp_path / "o.tif", compress="ZSTD", blocksize="auto")
+    di.write_cog(scene(pixels), tmp_path / "o.vrt", split=256)
+    for name, block in (("o.tif", 512), ("o_files/o_r00_c00.tif", 256)):
+        with rasterio.open(tmp_path / name) as dataset:
+            assert dataset.block_shapes[0] == (block, block)
+    for name in ("o.tif", "o.vrt"):
+        with rasterio.open(tmp_path / name) as dataset:
+            assert np.array_equal(dataset.read(), pixels)
+
+
+def test_an_option_that_files_do_not_have_is_named(tmp_path):
+    with pytest.raises(TypeError, match=r"'tiled' of a file; known: level, .*sparse"):
+        di.write_cog(scene(np.zeros((1, 8, 8), np.uint8)), tmp_path / "o.tif", tiled=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_bands_are_kept(tmp_path):
+    array = scene(np.zeros((3, 8, 8), np.uint8)).assign_coords(band=["red", "nir", "3"])
+    di.write_cog(array, tmp_path / "o.tif")
+    di.write_cog(array.isel(band=1), tmp_path / "one.tif")
+    with rasterio.open(tmp_path / "o.tif") as three, rasterio.open(tmp_path / "one.tif") as one:
+        assert (three.descriptions, one.descriptions) == (("red", "nir", "3"), ("nir",))
+
+
 def test_an_existing_file_is_refused(tmp_path):
     path = tmp_path / "out.tif"
     path.write_bytes(b"old")

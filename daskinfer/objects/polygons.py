@@ -151,7 +151,7 @@ def _check(connectivity: Any, min_area: float, chunk: Any) -> None:
         raise ValueError(f"connectivity must be 4 or 8, got {connectivity!r}")
     if not math.isfinite(min_area) or min_area < 0:
         raise ValueError(f"min_area must be a number of at least 0, got {min_area!r}")
-    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+    if isinstance(chunk, bool) or not isinstance(chunk, (int, np.integer)) or chunk < 1:
         raise ValueError(f"chunk must be whole px from 1 up, got {chunk!r}")
 
 
@@ -166,7 +166,12 @@ def _band_of(source: Source, band: str | int | None) -> Source:
             f"the source has {len(source.band_names)} bands ({', '.join(source.band_names)}): say "
             "which holds the classes, as band=1"
         )
-    if np.dtype(source.dtype).kind not in "ui":
+    if set(source.scales) != {1.0} or set(source.offsets) != {0.0}:
+        raise ValueError(
+            f"numbers with a scale of {source.scales[0]:g} are no classes: say which band holds "
+            "them, as band=1, or run the model with output='classes'"
+        )
+    if np.dtype(source.dtype).kind not in "uib":
         raise ValueError(
             f"a map of {source.dtype} has no classes: round it to whole numbers, or run the model "
             "with output='classes'"
@@ -218,6 +223,8 @@ def _in_int32(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Numbers in a dtype that GDAL makes polygons of."""
     if numbers.dtype.name in ("uint8", "uint16", "int16", "int32"):
         return numbers
+    if numbers.dtype == bool:
+        return numbers.astype(np.uint8)
     limits = np.iinfo(np.int32)
     low, high = int(numbers.min()), int(numbers.max())
     if low < limits.min or high > limits.max:
