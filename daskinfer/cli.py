@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with chunks left nodata, 130 for Ctrl-C, 143 for SIGTERM.
     """
     arguments = _parser().parse_args(argv)
+    if os.getcwd() not in sys.path:
+        # As with `python -m daskinfer`: a factory may be in a file that lies here.
+        sys.path.append(os.getcwd())
     command: Callable[[argparse.Namespace], int] = arguments.command
     warnings.showwarning = _show_warning
     try:
@@ -377,7 +381,7 @@ def _words(text: str) -> list[str]:
 
 
 def _heads(text: str) -> Any:
-    heads = [int(word) if word.isdigit() else word for word in _words(text)]
+    heads = [int(word) if word.removeprefix("-").isdigit() else word for word in _words(text)]
     return heads[0] if len(heads) == 1 else heads
 
 

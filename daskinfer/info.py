@@ -13,6 +13,7 @@ from .progress import read_progress, write_map
 __all__ = ["describe_file"]
 
 _PARTIAL = ".partial"
+_FORMATS = {"GTiff": "GeoTIFF", "VRT": "files in a VRT"}
 
 
 def describe_file(path: str, picture: str | None = None) -> str:
@@ -56,16 +57,17 @@ def describe_file(path: str, picture: str | None = None) -> str:
 
 
 def _raster_rows(dataset: rasterio.DatasetReader) -> list[display.Row]:
-    tags = dataset.tags()
+    tags, kind = dataset.tags(), dataset.driver
     height, width = dataset.block_shapes[0]
+    codec = f", {dataset.compression.value}" if dataset.compression else ""
     rows = [
         ("size", f"{dataset.count} x {dataset.height} x {dataset.width} (band, y, x)"),
         ("dtype", f"{dataset.dtypes[0]}, nodata {dataset.nodata}"),
         ("crs", dataset.crs.to_string() if dataset.crs else "none"),
         ("bands", ", ".join(name or str(i + 1) for i, name in enumerate(dataset.descriptions))),
-        ("blocks", f"{height} x {width}, {dataset.compression and dataset.compression.value}"),
+        ("blocks", f"{height} x {width}{codec}"),
         ("overviews", ", ".join(str(level) for level in dataset.overviews(1)) or "none"),
-        ("layout", dataset.tags(ns="IMAGE_STRUCTURE").get("LAYOUT", "GeoTIFF")),
+        ("layout", dataset.tags(ns="IMAGE_STRUCTURE").get("LAYOUT", _FORMATS.get(kind, kind))),
     ]
     if "CLASS_NAMES" in tags:
         names = enumerate(json.loads(tags["CLASS_NAMES"]))

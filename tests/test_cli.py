@@ -15,7 +15,7 @@ import rasterio
 import daskinfer as di
 from conftest import noise, write_raster
 from daskinfer.cli import main
-from models import in_new_process
+from models import FACTORY, in_new_process
 from oracle import assert_classes, whole
 
 NAMES = ("red", "nir")
@@ -118,6 +118,32 @@ def test_run_that_fails_exits_with_1_keeps_the_partial_output_and_info_tells_of_
     done, blocks = (int(told["done"].split()[i]) for i in (0, 2))
     assert blocks == 4
     assert done < blocks
+
+
+def test_a_factory_may_lie_in_the_folder_where_the_command_is_given(tmp_path, monkeypatch, capsys):
+    (tmp_path / "nets_here.py").write_text(FACTORY.format(seed=0))
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    assert main(["model-info", "nets_here:make"]) == 0
+    assert "nets_here:make" in capsys.readouterr().out
+    sys.modules.pop("nets_here")
+    assert main(["model-info", "nets_there:make"]) == REFUSED
+    assert "add its folder to PYTHONPATH" in capsys.readouterr().err
+
+
+def test_heads_are_counted_from_the_end_too():
+    from daskinfer.cli import _heads
+
+    assert [_heads(text) for text in ("-1", "0,-2", "out", "a-1")] == [-1, [0, -2], "out", "a-1"]
+
+
+def test_info_of_an_output_in_several_files(tmp_path, capsys):
+    pixels = np.arange(90 * 80, dtype=np.uint16).reshape(1, 90, 80)
+    array = di.open_raster(write_raster(tmp_path / "s.tif", pixels))
+    di.write_cog(array, tmp_path / "o.vrt", split=64)
+    assert main(["info", str(tmp_path / "o.vrt")]) == 0
+    told = rows(capsys.readouterr().out)
+    assert (told["blocks"], told["layout"]) == ("64 x 64", "files in a VRT")
 
 
 def test_ctrl_c_exits_with_130_and_says_how_to_go_on(

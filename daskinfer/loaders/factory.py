@@ -30,7 +30,10 @@ def resolve(name: str) -> Callable[[], Any]:
     try:
         return getattr(importlib.import_module(module), factory)  # type: ignore[no-any-return]
     except ModuleNotFoundError as error:
-        raise ValueError(f"model {name!r}: no module named {error.name!r}") from error
+        raise ValueError(
+            f"model {name!r}: no module named {error.name!r}: install it, or add its folder to "
+            "PYTHONPATH, on the workers too"
+        ) from error
     except AttributeError as error:
         raise ValueError(f"model {name!r}: {module} has no {factory!r}") from error
 
