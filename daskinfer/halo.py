@@ -100,7 +100,8 @@ def check_steady(model: Model, bands: int, size: tuple[int, int]) -> None:
     Raises
     ------
     ValueError
-        If one input gives two results, or one result alone and another beside other tiles.
+        If one input gives two results, or one result alone and another beside other tiles, or if no
+        number that it gives is finite.
     """
     remembered("steady", model, bands, lambda: _refuse_unsteady(model, bands, size))
 
@@ -116,6 +117,12 @@ def _refuse_unsteady(model: Model, bands: int, size: tuple[int, int]) -> None:
     alone, again, both = (_scores(network, part) for part in (x[1:], x[1:], x))
     if alone is None or again is None:
         return
+    # A network may want what noise is not, as large or positive numbers.
+    if not any(_some_finite(scores) for scores in (alone, _scores(network, 1 + 1e3 * x.abs()))):
+        raise ValueError(
+            "the model gives no finite number for a tile of noise: are its weights NaN, from a "
+            "training that diverged?"
+        )
     if not torch.allclose(alone.float(), again.float(), rtol=1e-3, atol=1e-5, equal_nan=True):
         raise ValueError(
             "the model gives two results for one input (dropout that is always on, or exported in "
@@ -145,6 +152,10 @@ def _scores(network: Callable[[Any], Any], x: torch.Tensor) -> torch.Tensor | No
             # Such sizes are refused for a reason of their own, which is told where they matter.
             return None
     return scores if isinstance(scores, torch.Tensor) else None
+
+
+def _some_finite(scores: torch.Tensor | None) -> bool:
+    return scores is not None and bool(scores.isfinite().any())
 
 
 _STRIDES_TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

@@ -204,8 +204,20 @@ def test_what_is_written_of_scaling_is_read_as_the_same():
         {"type": "clip", "minimum": 0.0, "maximum": 9.0},
         None,
     ]
-    with pytest.raises(ValueError, match="no operation that clips and scales"):
-        scaled(1, (2.0,), None, None, None, ((0.0,), None))
+
+
+def test_what_is_clipped_and_scaled_is_written_as_an_expression(tmp_path):
+    recipe = {"scale": (0.01, 0.02), "offset": (1.0,), "mean": (5.0, 6.0), "std": (2.0,)}
+    clips = {"clip_min": (2.0,), "clip_max": (8.0, math.inf)}
+    raw = np.linspace(0, 1000, 32, dtype=np.float32).reshape(2, 4, 4)
+    operations = scaled(2, *recipe.values(), tuple(clips.values()))
+    for band, operation in enumerate(operations):
+        assert (operation["type"], operation["format"]) == ("processing", "gdal-calc")
+        computed = eval(operation["expression"], {"clip": np.clip, "A": raw[band]})
+        assert np.allclose(computed, normalised(recipe | clips, raw)[band], atol=1e-5)
+    saved = di.load_model(seeded(N3), **recipe, **clips).save(tmp_path / "net.pt2")
+    saved.to_mlm(tmp_path / "item.json")
+    assert di.load_model(tmp_path / "item.json").recipe() == saved.recipe()
 
 
 # --- refusals -------------------------------------------------------------------------------------

@@ -72,6 +72,22 @@ def test_a_mode_that_is_baked_in_is_found(tmp_path, scene, way, mode):
         di.plan(scene, source, tmp_path / "out.tif")
 
 
+def test_weights_that_are_nan_are_found(tmp_path, scene):
+    net = seeded(nn.Conv2d, 2, 3, 1)
+    with torch.no_grad():
+        net.bias.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"no finite number .* weights NaN"):
+        di.plan(scene, net, tmp_path / "out.tif")
+
+
+def test_a_network_that_wants_large_numbers_is_no_such(tmp_path, scene):
+    class Root(nn.Module):
+        def forward(self, x):
+            return (x - 100).sqrt()
+
+    di.plan(scene, di.load_model(Root(), output="values"), tmp_path / "out.tif")
+
+
 # --- the device -----------------------------------------------------------------------------------
 
 

@@ -114,10 +114,8 @@ def scaled(
 ) -> list[dict[str, Any] | None] | None:
     """The ``value_scaling`` of a recipe's numbers, for raw ones; None where there is none.
 
-    Raises
-    ------
-    ValueError
-        If a band is clipped and scaled too, which MLM has no operation for.
+    A band that is clipped and scaled too, which MLM has no operation for, gets an expression of
+    numpy, as ``gdal_calc`` computes them, of the raw numbers A.
 
     Examples
     --------
@@ -146,7 +144,11 @@ def _operation(
     clipped = dict(zip(("minimum", "maximum"), limits, strict=True))
     clipped = {name: value for name, value in clipped.items() if math.isfinite(value)}
     if moved and clipped:
-        raise ValueError("MLM has no operation that clips and scales a band: leave one out")
+        bounds = ", ".join(
+            repr(float(limit)) if math.isfinite(limit) else "None" for limit in limits
+        )
+        expression = f"(clip(A * {scale!r} + {offset!r}, {bounds}) - {mean!r}) / {std!r}"
+        return {"type": "processing", "format": "gdal-calc", "expression": expression}
     if moved:
         # ((raw * scale + offset) - mean) / std, in one operation of MLM.
         return {"type": "z-score", "mean": (mean - offset) / scale, "stddev": std / scale}
