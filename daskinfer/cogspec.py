@@ -43,6 +43,7 @@ _PREDICTED = ("deflate", "zstd", "lzw")
 # Codecs of pictures: which bands they take together in one tile, always of uint8.
 _PICTURES = {"jpeg": (1, 3), "webp": (3, 4), "webp_lossless": (3, 4)}
 _LOSSY = ("jpeg", "webp")
+_INSTEAD = "pass compress='deflate'"
 
 
 @dataclass(frozen=True)
@@ -308,6 +309,13 @@ def _check_codec(spec: CogSpec) -> None:
         raise ValueError(f"{spec.compress} cannot hold {spec.dtype}: pass compress='zstd'")
     if spec.max_z_error < 0 or (spec.max_z_error and not spec.compress.startswith("lerc")):
         raise ValueError(f"max_z_error {spec.max_z_error} with {spec.compress}: only lerc has one")
+    # Of floats lerc keeps nodata apart.
+    lossy = spec.max_z_error >= 1 and np.dtype(spec.dtype).kind in "ui"
+    if (lossy or spec.compress in _LOSSY) and (spec.nodata is not None or spec.colors):
+        raise ValueError(
+            f"{spec.compress} changes pixels a little, which nodata and the values of a colour"
+            f" table do not survive: {'drop max_z_error' if lossy else _INSTEAD}"
+        )
 
 
 def _check_predictor(spec: CogSpec) -> None:
@@ -326,17 +334,12 @@ def _check_picture(spec: CogSpec) -> None:
     """Refuse what a codec of pictures cannot hold, or would change without a word."""
     together, bands = _PICTURES[spec.compress], spec.count // spec.planes
     if spec.dtype != "uint8":
-        raise ValueError(f"{spec.compress} cannot hold {spec.dtype}: pass compress='deflate'")
+        raise ValueError(f"{spec.compress} cannot hold {spec.dtype}: {_INSTEAD}")
     if bands not in together:
         raise ValueError(
             f"{spec.compress} takes {' or '.join(map(str, together))} bands in a tile, not {bands}:"
             f" pass {'interleave=' + repr('band') + ' or ' if 1 in together else ''}"
             "compress='deflate'"
-        )
-    if spec.compress in _LOSSY and (spec.nodata is not None or spec.colors):
-        raise ValueError(
-            f"{spec.compress} changes pixels a little, which nodata and the values of a colour"
-            " table do not survive: pass compress='deflate'"
         )
 
 

@@ -119,7 +119,7 @@ _Blocks = tuple[NDArray[np.bool_], NDArray[np.bool_], int, tuple[int, int]]
 
 def _blocks(path: str) -> _Blocks:
     """Blocks of an output in one file, or in several."""
-    return _blocks_of_vrt(path) if path.endswith(".vrt.partial") else _blocks_of_file(path)
+    return _blocks_of_vrt(path) if path.lower().endswith(".vrt.partial") else _blocks_of_file(path)
 
 
 def _blocks_of_vrt(path: str) -> _Blocks:

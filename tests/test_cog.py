@@ -713,6 +713,7 @@ def test_specs_are_values():
         ({"compress": "webp", "count": 3, "nodata": 0}, "webp changes pixels"),
         ({"dtype": "int64", "compress": "lerc"}, "lerc cannot hold int64"),
         ({"max_z_error": 0.1}, "only lerc"),
+        ({"max_z_error": 1, "compress": "lerc", "nodata": 255}, "lerc changes .* drop max_z_error"),
         ({"resampling": "cubic"}, "cubic"),
         ({"colors": ((0, 0, 0, 255),), "dtype": "float32"}, "colors need"),
         ({"colors": ((0, 0, 0, 255),), "count": 2}, "colors need"),

@@ -410,6 +410,13 @@ def test_write_cog(tmp_path, chunk):
     assert sorted(os.listdir(tmp_path)) == ["out.vrt", "out_files"]
 
 
+def test_a_name_in_capitals(tmp_path):
+    data = numbered(256, 128)
+    di.write_cog(scene(data), tmp_path / "a.vrt.OUT.VRT", blocksize=64, split=128)
+    with rasterio.open(tmp_path / "a.vrt.OUT.VRT") as dataset:
+        np.testing.assert_array_equal(dataset.read(), data.compute(scheduler="sync"))
+
+
 def test_write_cog_that_fails_leaves_nothing(tmp_path):
     from test_store import fails_at
 

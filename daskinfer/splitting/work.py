@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -36,7 +37,7 @@ __all__ = ["SplitWork"]
 
 # Blocks along a side of what is read at a time to make the smallest overviews.
 _BLOCKS = 4
-_SUFFIX = ".vrt"
+_PARTS = re.compile(r"(.*\.vrt)(\..*)", re.IGNORECASE | re.DOTALL)
 
 
 class SplitWork:
@@ -309,10 +310,10 @@ class SplitWork:
 
 def _parted(path: str) -> tuple[str, str]:
     """The output that a work VRT becomes, and the suffix of unfinished files."""
-    head, dot, suffix = path.rpartition(f"{_SUFFIX}.")
-    if not dot:
+    parts = _PARTS.fullmatch(path)
+    if parts is None:
         raise ValueError(f"{path!r} is not the name of a VRT and a suffix")
-    return f"{head}{_SUFFIX}", f".{suffix}"
+    return parts[1], parts[2]
 
 
 def _is_left(path: Path) -> bool:
