@@ -438,6 +438,22 @@ def test_the_input_of_onnx_is_read(tmp_path, shape, axes, told):
     assert torch.allclose(run(model, x), seeded(N3)(x), atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["weights.bin", "net.onnx.data", "of a name that is long " * 8])
+def test_weights_beside_onnx_are_part_of_the_model(tmp_path, name):
+    import onnx
+
+    plain = onnx.load(onnx_file(tmp_path / "plain.onnx", seeded(N3)))
+    path = tmp_path / "net.onnx"
+    options = {"save_as_external_data": True, "location": name, "size_threshold": 0}
+    onnx.save_model(plain, path, **options)
+    model = di.load_model(path)
+    assert model.digest == di.load_model(path).digest
+    weights = bytearray((tmp_path / name).read_bytes())
+    weights[3] ^= 1
+    (tmp_path / name).write_bytes(weights)
+    assert di.load_model(path).digest != model.digest
+
+
 def test_what_is_no_onnx_is_refused(tmp_path):
     (tmp_path / "a.onnx").write_bytes(b"not a model")
     with pytest.raises(ValueError, match=r"a\.onnx' is not ONNX that runs here"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..digest import file_digest
 from .facts import Facts, Network
 
 if TYPE_CHECKING:
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["OnnxNetwork", "build", "read"]
 
 _FLOATS = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
+# In protobuf: the key of an entry, then the tag of its value and the value's length, a varint.
+_LOCATION = re.compile(rb"\n\x08location\x12([\x80-\xff][\x01-\x7f]|[\x01-\x7f])")
 
 
 def read(path: Path) -> Facts:
@@ -116,8 +121,29 @@ def _session(path: str, device: str) -> Any:
 
 def _digest(path: Path) -> str:
     """Hash of the file, and of the weights that large models keep beside it."""
-    digest = hashlib.sha256(path.read_bytes())
-    for beside in (f"{path.name}.data", f"{path.name}_data", f"{path.stem}.data"):
-        if (path.parent / beside).is_file():
-            digest.update((path.parent / beside).read_bytes())
+    content = path.read_bytes()
+    digest = hashlib.sha256(content)
+    for name in sorted(_files_beside(content)):
+        if (path.parent / name).is_file():
+            digest.update(bytes.fromhex(file_digest(path.parent / name)))
     return digest.hexdigest()
+
+
+def _files_beside(content: bytes) -> set[str]:
+    r"""Names of the files that hold tensors of an ONNX file.
+
+    They are entries ``location`` of its tensors; in protobuf a key and a value, each with a tag and
+    its length before it.  The package onnx, which would tell, is not needed to run one.
+
+    >>> sorted(_files_beside(b"..\n\x08location\x12\x05w.bin\n\x06offset\x12\x010"))
+    ['w.bin']
+    """
+    names = set()
+    for found in _LOCATION.finditer(content):
+        start, size = found.end(), int(found[1][0]) & 0x7F
+        if len(found[1]) == 2:
+            size |= found[1][1] << 7
+        # What only looks like one is no name of a file.
+        with contextlib.suppress(UnicodeDecodeError):
+            names.add(content[start : start + size].decode())
+    return {name for name in names if name and "\0" not in name}
