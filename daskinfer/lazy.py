@@ -31,6 +31,7 @@ from .splitting.choose import block_side, split_side
 from .stats import with_statistics
 from .store import Storing, store_cog
 from .tiling import Window
+from .zarrwork import is_zarr_output
 
 __all__ = ["predict", "write_cog"]
 
@@ -181,6 +182,11 @@ def write_cog(
     name = os.fspath(path)
     url = name if is_object(name) else None
     check_output(name, None, overwrite)
+    if is_zarr_output(name):
+        raise ValueError(
+            f"output {name!r}: write_cog writes GeoTIFF, name it .tif; daskinfer.run writes Zarr "
+            "stores, and so does prediction.to_zarr"
+        )
     check_layout(layout)
     side = split_side(name, split)
     output = name if url is None else local_path(url)

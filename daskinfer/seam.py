@@ -84,11 +84,13 @@ class SeamError:
 
     def _rows(self) -> list[display.Row]:
         context = ("overlap", self.overlap) if any(self.overlap) else ("halo", self.halo)
+        pixels = display.count_text(self.pixels)
+        classes = [("classes", f"{self.changed:.4%} of {pixels} px changed")]
         return [
             (context[0], f"{display.sides_text(context[1])} px"),
             ("tile", f"{display.sides_text(self.tile)} px"),
             ("difference", f"{self.maximum:.2g} at most, {self.mean:.2g} on average"),
-            ("classes", f"{self.changed:.4%} of {display.count_text(self.pixels)} px changed"),
+            *([("pixels", pixels)] if math.isnan(self.changed) else classes),
             (
                 "lines",
                 f"{self.across_lines:.2%} change across tile lines, {self.ordinary:.2%} beside",

@@ -182,6 +182,14 @@ def test_few_requests_open_a_file(folder):
         assert {line.split()[0] for line in requests(folder)} <= {"GET"}
 
 
+def test_a_run_asks_for_no_files_beside_one_that_is_alone(folder, one_worker):
+    model = di.load_model(Pixel(), output="values")
+    with faulty(folder) as url:
+        di.run(f"{url}/scene.tif", model, folder / "o.tif", client=one_worker, **JOB)
+        asked = {line.split()[1] for line in requests(folder)}
+    assert asked == {"/scene.tif", "/scene.tif.msk"}
+
+
 def test_a_mask_beside_a_remote_file_is_used(folder, one_worker):
     mask = np.ones((600, 600), bool)
     mask[100:200, 300:] = False

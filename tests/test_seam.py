@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import rasterio
@@ -54,6 +56,15 @@ def test_seam_error_equals_the_difference_of_two_runs(tmp_path, one_worker):
     assert error.maximum == pytest.approx(difference.max(), rel=1e-4)
     assert error.mean == pytest.approx(difference.mean(), rel=1e-4)
     assert error.pixels == 150 * 170
+
+
+def test_only_classes_are_told_to_change():
+    net = nn.Conv2d(6, 2, 3, padding=1)
+    for output, told in (("values", False), ("classes", True)):
+        error = di.seam_error(demo_path(), di.load_model(net, output=output), halo=0)
+        assert math.isnan(error.changed) != told
+        assert ("px changed" in repr(error)) == told
+        assert "nan" not in repr(error) + error._repr_html_()
 
 
 def test_a_halo_table_falls_to_zero_at_the_exact_halo():

@@ -216,6 +216,12 @@ def test_codecs_in_capitals_and_blocks_that_are_chosen(tmp_path):
             assert np.array_equal(dataset.read(), pixels)
 
 
+def test_a_store_is_not_written_as_a_file(tmp_path):
+    with pytest.raises(ValueError, match=r"name it \.tif; daskinfer\.run writes Zarr"):
+        di.write_cog(scene(np.zeros((1, 8, 8), np.uint8)), tmp_path / "o.zarr")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_option_that_files_do_not_have_is_named(tmp_path):
     with pytest.raises(TypeError, match=r"'tiled' of a file; known: level, .*sparse"):
         di.write_cog(scene(np.zeros((1, 8, 8), np.uint8)), tmp_path / "o.tif", tiled=True)

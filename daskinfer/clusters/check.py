@@ -151,7 +151,9 @@ def _missing(rasters: list[Raster]) -> str | None:
         if local:
             continue
         try:
-            with environment(path) if is_remote(path) else nullcontext():
+            # Beside a file that is alone GDAL would look for others, some 45 requests a worker.
+            alone = environment(path, alone=raster.alone) if is_remote(path) else nullcontext()
+            with alone:
                 open_dataset(path, raster.sign).close()
         except Exception as error:
             return f"cannot open {path}: {error}"
