@@ -76,7 +76,7 @@ def tidy(spec: Mapping[str, Any]) -> dict[str, Any]:
         elif name in PER_BAND:
             tidy[name] = _numbers(name, value)
         elif name == "tta":
-            tidy[name] = SYMMETRIES if value == "d4" else _texts(name, value)
+            tidy[name] = _symmetries(value)
         elif name == "head":
             tidy[name] = tuple(value) if isinstance(value, list) else value
         elif name in _TEXTS:
@@ -86,6 +86,15 @@ def tidy(spec: Mapping[str, Any]) -> dict[str, Any]:
         else:
             tidy[name] = value
     return tidy
+
+
+def _symmetries(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) and value != "d4":
+        raise ValueError(
+            f"tta must be 'd4' or a list of {', '.join(SYMMETRIES)}, got {value!r}"
+            + (f": pass ['identity', {value!r}]" if value in SYMMETRIES else "")
+        )
+    return SYMMETRIES if value == "d4" else tuple(value)
 
 
 def _tile(value: Any) -> tuple[int, int]:

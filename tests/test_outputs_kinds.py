@@ -155,6 +155,13 @@ def test_a_threshold_that_no_probability_reaches_is_refused(threshold):
         di.load_model(Pixel(), activation="sigmoid", threshold=threshold)
 
 
+def test_a_symmetry_alone_is_not_a_list_of_letters():
+    with pytest.raises(ValueError, match=r"'hflip': pass \['identity', 'hflip'\]"):
+        di.load_model(Pixel(), tta="hflip")
+    with pytest.raises(ValueError, match=r"tta must be 'd4' or a list of identity, .* got 'd5'$"):
+        di.load_model(Pixel(), tta="d5")
+
+
 def test_complex_scores_are_refused():
     class Spectrum(nn.Module):
         def forward(self, x):
