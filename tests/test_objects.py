@@ -150,6 +150,24 @@ def test_outlines_are_put_together_too(tmp_path):
     assert sorted(frame.area) == sorted(100.0 * np.bincount(data.ravel())[1:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_masks_that_are_empty_and_numbers_of_other_precision(tmp_path, dtype):
+    def found(count):
+        masks = torch.zeros(2, 1, 40, 40, dtype=dtype)
+        masks[1, 0, 20:30, 10:16] = 1
+        boxes = torch.tensor([[2, 3, 9, 8], [10, 20, 16, 30]], dtype=dtype)
+        scores = torch.tensor([0.5, 0.75], dtype=dtype, requires_grad=True)
+        labels = torch.tensor([1, 2], dtype=torch.int16)
+        return [{"boxes": boxes, "scores": scores, "labels": labels, "masks": masks}] * count
+
+    path = write_raster(tmp_path / "s.tif", planted(40, 40, []))
+    objects = search(path, Fixed(found), {"max_object": 16})
+    assert objects.rows["score"].tolist() == [0.5, 0.75]
+    assert objects.rows["label"].tolist() == [1, 2]
+    outlines = shapely.from_wkb(list(objects.shapes))
+    assert [shape.bounds for shape in outlines] == [(2, 3, 9, 8), (10, 20, 16, 30)]
+
+
 # --- through Dask ---------------------------------------------------------------------------------
 
 

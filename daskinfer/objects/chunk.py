@@ -97,7 +97,7 @@ def _placed(
         _judge(rows, central, i, axis, span, axis.core(number))
     some = (rows["box"][:, 2:] > rows["box"][:, :2]).all(axis=1) & (central | ~rows["cut"])
     masks = None if objects.masks is None else objects.masks[kept[some]]
-    found = Found(rows[some], None if masks is None else _outlines(masks, tile.window))
+    found = Found(rows[some], None if masks is None else _outlines(masks, rows["box"][some], tile))
     return found, int(np.count_nonzero(~(finite & ordered)))
 
 
@@ -139,17 +139,18 @@ def _on_valid(found: Found, mask: Mask | None, read: Window) -> Found:
     )
 
 
-def _outlines(masks: npt.NDArray[np.bool_], window: Window) -> tuple[bytes, ...]:
-    """Outline of each mask in pixels of the raster, as WKB; empty for an empty mask."""
+def _outlines(masks: npt.NDArray[np.bool_], boxes: Boxes, tile: Tile) -> tuple[bytes, ...]:
+    """Outline of each mask in pixels of the raster, as WKB; its box for an empty mask."""
     import shapely
     from affine import Affine
     from rasterio.features import shapes
     from shapely.geometry import shape
 
-    row, col = window.origin
+    row, col = tile.window.origin
     place = Affine.translation(col, row)
     outlines = []
-    for mask in masks:
+    for mask, box in zip(masks, boxes, strict=True):
         pieces = [shape(piece) for piece, _ in shapes(mask.astype(np.uint8), mask, transform=place)]
+        pieces = pieces or [shapely.box(*box)]
         outlines.append(bytes(shapely.to_wkb(shapely.unary_union(pieces))))
     return tuple(outlines)

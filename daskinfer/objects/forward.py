@@ -114,9 +114,13 @@ def _tile_objects(found: Mapping[str, torch.Tensor]) -> TileObjects:
 
 
 def _column(found: Mapping[str, torch.Tensor], name: str, count: int, dtype: Any) -> Any:
+    import torch
+
     if found.get(name) is None:
         return np.ones(count, dtype)
-    values = found[name].detach().cpu().numpy().astype(dtype)
+    # Numpy knows no bfloat16, which detectors in that precision give.
+    exact = torch.float32 if found[name].is_floating_point() else torch.int64
+    values = found[name].detach().to(exact).cpu().numpy().astype(dtype)
     if values.shape != (count,):
         raise ValueError(f"{count} boxes in a tile, but {name} of shape {values.shape}")
     return values
