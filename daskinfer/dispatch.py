@@ -32,6 +32,7 @@ _IN_FLIGHT_PER_THREAD = 2
 _WAVE = 8
 _ALONE = 60.0  # seconds without a worker, after which the user is told
 _THREADS_EVERY = 5.0  # seconds between looks at how many threads the cluster has
+_ALONE_EVERY = 1.0  # while it has none: a worker may join and die in between
 
 
 class Outcome(Protocol):
@@ -142,7 +143,8 @@ class Dispatch:
     _back: deque[int] = field(default_factory=deque)
     _threads: dict[str, int] = field(default_factory=dict)
     _looked: float = -_THREADS_EVERY
-    _seen: float | None = field(default_factory=time.monotonic)
+    _alone: float | None = None
+    _told: bool = False
 
     def answers(self, todo: Iterable[int], count: int, most: int | None = None) -> Iterator[Answer]:
         """Run chunks; yields how each task ended, until none is left.
@@ -157,11 +159,12 @@ class Dispatch:
             Tasks in flight at most; by default two for each thread of the cluster.
         """
         rest, left = iter(todo), count
+        self._alone = None
         while True:
             left -= self._fill(rest, left, most)
             if not self._flying:
                 return
-            landed = self._landed()
+            landed = self._landed(_THREADS_EVERY if self._threads else _ALONE_EVERY)
             self._lonely(bool(landed))
             for answer in landed:
                 outcome = answer.outcome
@@ -199,7 +202,7 @@ class Dispatch:
 
     def _fill(self, rest: Iterator[int], left: int, most: int | None) -> int:
         """Submit as much as there is room for; returns how many chunks of the rest that took."""
-        if time.monotonic() - self._looked > _THREADS_EVERY:
+        if time.monotonic() - self._looked > (_THREADS_EVERY if self._threads else _ALONE_EVERY):
             self._threads, self._looked = self.workers(), time.monotonic()
         lanes = max(1, sum(self._threads.values()))
         limit = _IN_FLIGHT_PER_THREAD * lanes if most is None else most
@@ -231,9 +234,11 @@ class Dispatch:
         """Say so, once, when there has been no worker for long: the run waits for one to join."""
         now = time.monotonic()
         if answered or self._threads:
-            self._seen = now
-        elif self._seen is not None and now - self._seen > _ALONE:
-            self._seen = None
+            self._alone = None
+        elif self._alone is None:
+            self._alone = now
+        elif now - self._alone > _ALONE and not self._told:
+            self._told = True
             warn_user(
                 f"no worker for {_ALONE:.0f} s: the run waits until one joins the scheduler at "
                 f"{self.client.scheduler.address}; stop it with Ctrl-C, it can be gone on with"
@@ -263,7 +268,7 @@ class Dispatch:
     def _named(self, number: int) -> tuple[Any, ...]:
         return (f"chunk-{self.run}", number) if self.name is None else self.name(number)
 
-    def _landed(self, timeout: float = _THREADS_EVERY) -> list[Answer]:
+    def _landed(self, timeout: float) -> list[Answer]:
         """All answers that are there, one at least unless none comes in time."""
         landed = []
         with contextlib.suppress(queue.Empty):

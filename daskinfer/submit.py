@@ -227,13 +227,15 @@ _SCRIPT = """\
 
 {setup}
 
-again=no signalled=no code=1
-stop() {{ signalled=yes; kill -TERM "$run" 2>/dev/null; }}
+again=no signalled=no code=1 run=
+stop() {{ signalled=yes; [ -z "$run" ] || kill -TERM "$run" 2>/dev/null; }}
 trap 'again=yes; stop' USR1
 trap 'again=no; stop' TERM
 
 {command} &
 run=$!
+# A signal may have come before there was anything to stop.
+[ "$signalled" = no ] || stop
 while :; do
     signalled=no
     wait "$run"

@@ -21,7 +21,12 @@ from conftest import N3, noise, seeded, write_raster
 from daskinfer.clusters import cuda, preload, workers
 from daskinfer.clusters.check import check_versions, check_workers
 from daskinfer.clusters.options import cluster_options
-from daskinfer.clusters.slurm import jobqueue_options, seconds_of, slurm_cluster
+from daskinfer.clusters.slurm import (
+    import_cluster,
+    jobqueue_options,
+    seconds_of,
+    slurm_cluster,
+)
 from daskinfer.clusters.spec import read_spec, started, yaml_value
 from daskinfer.clusters.workers import WorkerSettings, neighbours, prepare_workers
 from daskinfer.source import source_of
@@ -295,7 +300,6 @@ def test_times_stay_text_and_numbers_are_numbers(text, value):
 
 
 def test_classes_of_other_batch_systems_get_the_settings_of_workers(tmp_path):
-    pytest.importorskip("dask_jobqueue")
     file = written(
         tmp_path,
         cluster="dask_jobqueue:PBSCluster",
@@ -347,16 +351,28 @@ def test_a_drain_lies_within_the_walltime(drain):
 
 @pytest.mark.parametrize("jobs", [0, (2, 1), (-1, 3), (0, 0)])
 def test_jobs_are_a_number_or_a_range(jobs):
-    pytest.importorskip("dask_jobqueue")
     with pytest.raises(ValueError, match="jobs must be a number"):
         slurm_cluster(jobs=jobs, cores=1, memory="1GB")
 
 
 def test_without_slurm_the_error_says_where_to_start(monkeypatch):
-    pytest.importorskip("dask_jobqueue")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(FileNotFoundError, match="no sbatch on this machine"):
         di.cluster("slurm", cores=1, memory="1GB")
+
+
+def test_ctrl_c_is_left_as_it_was_by_what_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "grabs.py").write_text(
+        "import signal, sys\nsignal.signal(signal.SIGINT, lambda *_: sys.exit())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.getsignal(signal.SIGINT)
+    assert import_cluster("grabs").__name__ == "grabs"
+    assert signal.getsignal(signal.SIGINT) is before
+    for name in [name for name in sys.modules if name.partition(".")[0] == "dask_jobqueue"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert import_cluster("dask_jobqueue").SLURMCluster
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_without_dask_jobqueue_the_error_says_what_to_install(monkeypatch):

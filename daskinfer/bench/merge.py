@@ -10,12 +10,12 @@ import argparse
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from daskinfer.bench.harness import Bench, Case, Column, Result, Values
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["BENCH", "seen_objects"]
 
@@ -72,6 +72,8 @@ def seen_objects(count: int, seed: int = 0) -> tuple[npt.NDArray[Any], Any]:
     -------
     ndarray of OBJECT, Tiling
     """
+    import numpy as np
+
     from daskinfer.objects.table import OBJECT
     from daskinfer.tiling import AxisTiling, Tiling
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 from typing import Any
 
 from .workers import WorkerSettings
@@ -160,12 +163,26 @@ def _bounds(jobs: Any) -> tuple[int, int]:
 
 def _jobqueue() -> Any:
     try:
-        import dask_jobqueue
+        return import_cluster("dask_jobqueue")
     except ModuleNotFoundError as error:
         raise ImportError(
             "clusters of batch jobs need dask-jobqueue: pip install 'daskinfer[slurm]'"
         ) from error
-    return dask_jobqueue
+
+
+def import_cluster(module: str) -> Any:
+    """Import a module that starts clusters, and keep what Ctrl-C does.
+
+    dask_jobqueue 0.9 has it exit the process, from when it is imported; a run would then end
+    without taking what is nearly done.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        return importlib.import_module(module)
+    finally:
+        # Only the main thread may set a handler, so no other had it replaced.
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 def _ask(script: str) -> None:

@@ -16,7 +16,6 @@ run.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -26,7 +25,7 @@ from typing import Any
 import yaml
 from distributed import LocalCluster
 
-from .slurm import jobqueue_options
+from .slurm import import_cluster, jobqueue_options
 from .workers import WorkerSettings
 
 __all__ = ["ClusterSpec", "read_spec", "started", "yaml_value"]
@@ -158,7 +157,7 @@ def _suited(kind: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 def _named(name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(import_cluster(module), attribute)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"cluster {name!r}: no module named {error.name!r}: install the package that has it"
