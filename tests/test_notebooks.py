@@ -50,7 +50,11 @@ def executed(path, folder):
     return client.execute()
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [*NOTEBOOKS[:2], *(pytest.param(path, marks=pytest.mark.slow) for path in NOTEBOOKS[2:])],
+    ids=lambda path: path.stem,
+)
 def test_a_notebook_runs_and_leaves_nothing_behind(path, tmp_path):
     needed = DATA.get(path.stem)
     if needed and importlib.util.find_spec(needed) is None:

@@ -88,6 +88,7 @@ class Fading(nn.Sequential):
             self[2].weight[:, :, outer] *= 1e-6
 
 
+@pytest.mark.slow
 def test_a_calibrated_halo_is_the_smallest_within_the_tolerance(tmp_path):
     model = di.load_model(seeded(Fading), scale=1e-4)
     assert di.receptive_field(model).radius == (24, 24)

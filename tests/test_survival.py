@@ -48,7 +48,7 @@ def processes(workers=2, **options):
 # --- workers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kills", [1, 2])
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_workers_are_killed_in_turn(tmp_path, kills):
     job = Job(tmp_path).prepare()
     done, killed, before = set(), [], set()
@@ -157,7 +157,10 @@ def test_a_killed_client_loses_what_was_in_flight(tmp_path, moment):
     job.assert_finished()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -2)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, -2, marks=pytest.mark.slow)],
+)
 def test_a_stopped_client_takes_what_is_nearly_done(tmp_path, number, code):
     job = Job(tmp_path).prepare()
     stopped = ended(script(tmp_path, after=[30], signal=number))
@@ -224,7 +227,7 @@ def kill_group(process):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_killed_scheduler_ends_the_run_which_goes_on_later(tmp_path, everything):
     job = Job(tmp_path).prepare()
     with cluster_of_processes(tmp_path) as (address, every):
@@ -255,7 +258,7 @@ def wait_for_lines(path, count, writer):
 # --- the disk -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("on_error", ["raise", "nodata"])
+@pytest.mark.parametrize("on_error", ["raise", pytest.param("nodata", marks=pytest.mark.slow)])
 def test_a_full_disk_stops_the_run_whatever_becomes_of_bad_chunks(tmp_path, on_error):
     job = Job(tmp_path).prepare()
     full = ended(script(tmp_path, room=5_000, on_error=on_error))
