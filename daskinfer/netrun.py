@@ -32,6 +32,9 @@ SIZES = (*UNITS, *(n for n in range(65, 129) if n not in UNITS),
          192, 256, 384, 512, 768, 1024, 224, 240, 299, 448, 32, 16, 8)  # fmt: skip
 
 
+_LONGEST = 400
+
+
 @contextlib.contextmanager
 def plain_kernels() -> Iterator[None]:
     """Use kernels in which an output touches its own inputs only: Winograd and FFT spread NaN."""
@@ -172,8 +175,15 @@ def start_size(runner: Runner) -> tuple[int, int]:
         first = first or runner.refusal
     raise ValueError(
         f"the net refused {_in_words(runner.bands)} of every size tried, 8 to {max(SIZES)} px, on "
-        f"device cpu; the first time with: {first!r}. If it takes one size only, pass size=(y, x)"
+        f"device cpu; the first time with: {_short(first)}. If it takes one size only, say so with "
+        "load_model(..., tile=(y, x))"
     ) from first
+
+
+def _short(error: Exception | None) -> str:
+    """The error less the tensors that TorchScript prints in it."""
+    text = repr(error)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def takes_only(runner: Runner, start: tuple[int, int]) -> bool:

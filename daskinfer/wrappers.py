@@ -203,8 +203,14 @@ def outputs_text(found: Any) -> str:
     return name
 
 
+def _has_boxes(one: Any) -> bool:
+    return isinstance(one, Mapping) and "boxes" in one
+
+
 def not_scores(found: Any) -> str:
     """What to say of a network that did not return one tensor ``(n, channel, y, x)``."""
+    if isinstance(found, (list, tuple)) and any(_has_boxes(one) for one in found):
+        return "the model finds objects: pass it to detect()"
     text = f"the model must return one tensor (n, channel, y, x), got {outputs_text(found)}"
     if isinstance(found, (Mapping, tuple, list)) and len(found):
         name = next(iter(found)) if isinstance(found, Mapping) else (*_fields(found), 0)[0]

@@ -404,6 +404,11 @@ def test_refused_before_work(raster, tmp_path, options, error, message):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_detector_is_told_from_a_network_of_several_outputs(raster, tmp_path):
+    with pytest.raises(ValueError, match=r"finds objects: pass it to detect\(\)"):
+        di.plan(raster[0], Patches(), tmp_path / "o.tif")
+
+
 def test_a_raster_is_not_what_a_model_of_objects_makes(raster, tmp_path):
     model = di.load_model(Patches(), output="objects")
     with pytest.raises(ValueError, match=r"detect\(\)"):
