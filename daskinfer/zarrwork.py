@@ -277,7 +277,7 @@ def _write_template(path: str, spec: CogSpec, sides: tuple[int, int]) -> None:
     # Of a dtype that is not named Dask takes no notice, and makes float64.
     lazy = da.zeros(shape, dtype=spec.dtype, chunks=(spec.count, 4096, 4096))
     names = spec.descriptions or tuple(str(i + 1) for i in range(spec.count))
-    coords = {"band": ("band", list(names)), **grid.coords()}
+    coords = {"band": ("band", np.array(names, object)), **grid.coords()}
     if len(set(spec.scales)) > 1:
         # CF has one for all; open_raster takes one of each band.
         coords["scale"] = ("band", list(spec.scales))

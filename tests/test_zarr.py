@@ -155,6 +155,7 @@ def test_a_run_over_a_store_equals_the_whole_and_goes_on(tmp_path, one_worker):
         np.testing.assert_allclose(dataset.read(), whole(seeded(N3), data, scale=1e-4), atol=1e-5)
 
 
+@pytest.mark.filterwarnings("error::zarr.errors.UnstableSpecificationWarning")
 def test_a_store_as_output_equals_the_file(tmp_path, one_worker):
     data = noise(2, 70, 90) + 1
     data[:, 10:30, 40:60] = 0
