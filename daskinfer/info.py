@@ -9,6 +9,7 @@ import rasterio
 
 from . import display
 from .progress import read_progress, write_map
+from .zarrwork import is_zarr_output
 
 __all__ = ["describe_file"]
 
@@ -42,8 +43,13 @@ def describe_file(path: str, picture: str | None = None) -> str:
     if not Path(path).exists() and "://" not in path and not path.startswith("/vsi"):
         raise FileNotFoundError(f"{path!r}: no such file")
     try:
-        with rasterio.open(path) as dataset:
-            rows = _raster_rows(dataset)
+        if is_zarr_output(path):
+            rows = _store_rows(path)
+        else:
+            with rasterio.open(path) as dataset:
+                if not dataset.count:
+                    raise ValueError(f"{path!r} has no bands of its own")
+                rows = _raster_rows(dataset)
     except rasterio.errors.RasterioIOError as error:
         raise ValueError(f"{path!r} is not a raster that GDAL opens: {error}") from error
     if path.endswith(_PARTIAL):
@@ -54,6 +60,29 @@ def describe_file(path: str, picture: str | None = None) -> str:
             raise ValueError(f"{path!r} is not the .partial file of a run with its ledger: no map")
         write_map(progress, picture)
     return display.text_table(path, rows)
+
+
+def _store_rows(path: str) -> list[display.Row]:
+    # Imports xarray, which is slow to start and not needed for files.
+    from .inputs.zarrstore import open_zarr
+    from .source import ArraySource
+
+    array = open_zarr(path)
+    source = ArraySource(array)
+    chunks = " x ".join(str(side) for side in array.encoding.get("chunks", ())) or "unknown"
+    size = len(source.band_names), source.grid.height, source.grid.width
+    rows = [
+        ("size", " x ".join(map(str, size)) + " (band, y, x)"),
+        ("dtype", f"{source.dtype}, nodata {source.nodata[0]}"),
+        ("crs", array.rio.crs.to_string() if array.rio.crs else "none"),
+        ("bands", ", ".join(source.band_names)),
+        ("chunks", chunks),
+        ("layout", "Zarr"),
+    ]
+    if "class_names" in array.attrs:
+        names = enumerate(array.attrs["class_names"])
+        rows.append(("classes", ", ".join(f"{i} {name}" for i, name in names)))
+    return rows
 
 
 def _raster_rows(dataset: rasterio.DatasetReader) -> list[display.Row]:

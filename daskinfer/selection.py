@@ -81,12 +81,14 @@ def _position(
     """Position of a band; None where there is none, or no telling which."""
     if isinstance(band, (bool, float)):
         return None
-    if str(band) in names:
+    if names.count(str(band)) == 1:
         return names.index(str(band))
     if re.fullmatch("[0-9]+", str(band)):
         # Names that are numbers are those of the bands in their file: a third of two bands, or one
-        # where alpha is the first, is not to be found by counting.
-        counted = not all(re.fullmatch("[0-9]+", name) for name in names)
+        # where alpha is the first, is not to be found by counting.  Bands of several files may all
+        # be called 1.
+        told = all(re.fullmatch("[0-9]+", name) for name in names)
+        counted = not told or len(set(names)) < len(names)
         return int(band) - 1 if counted and 1 <= int(band) <= len(names) else None
     plain = _without_zeros(str(band))
     alike = [i for i, name in enumerate(names) if _without_zeros(name) == plain]

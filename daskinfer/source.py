@@ -18,7 +18,7 @@ from .inputs.dated import DATE, NODATA, flattened, valid_at_any
 from .inputs.gather import TargetGrid
 from .inputs.opening import Reading, assembled
 from .inputs.protocol import Source
-from .inputs.zarrstore import is_zarr, open_zarr
+from .inputs.zarrstore import array_of, is_zarr, open_zarr
 from .pixels import Pixels, cutter
 from .selection import Bands, area_of, find_bands
 from .tiling import Span, Window
@@ -42,7 +42,7 @@ class ArraySource:
                 f"expected an xarray.DataArray (band, y, x), got {type(array).__name__}: "
                 "open_raster makes one"
             )
-        if array.ndim == 2:
+        if array.ndim == 2 and "band" not in array.dims:
             array = array.expand_dims("band")
         if array.ndim == 4:
             array = flattened(array, _nodata_of(array))
@@ -232,8 +232,9 @@ def open_raster(
 
     Parameters
     ----------
-    source : path, URL, list of paths, mapping, STAC items or DataArray
-        Anything GDAL opens; a DataArray passes through, with `bands` applied.  A list is a mosaic
+    source : path, URL, list of paths, mapping, STAC items, DataArray or Dataset
+        Anything GDAL opens; a DataArray passes through, with `bands` applied, and of a Dataset the
+        variables of one grid are the bands.  A list is a mosaic
         on one grid: later files lie over earlier ones where they are valid (as with
         ``gdalbuildvrt``), what none covers is nodata.  A mapping gives a file, or a list of files,
         for each band: ``{"B02": "b02.jp2", "B11": "b11.jp2"}``; bands of several resolutions come
@@ -310,8 +311,7 @@ def open_raster(
     (6, 192, 384)
     """
     target = TargetGrid.of(like, crs, resolution, resampling)
-    if is_zarr(source):
-        source = open_zarr(source)
+    source = _as_array(source)
     if isinstance(source, xr.DataArray):
         if target.given or any(option is not None for option in (stack, scale, offset, time)):
             raise ValueError(
@@ -323,6 +323,15 @@ def open_raster(
     reading = Reading(nodata, mask, sign, stack, target, scale, offset, time)
     opened = _cropped(assembled(source, reading, bands), window, bounds, bounds_crs)
     return lazy_array(opened, chunks, mask)
+
+
+def _as_array(source: Any) -> Any:
+    """Zarr stores and Datasets as arrays, anything else as it is."""
+    if is_zarr(source):
+        return open_zarr(source)
+    if isinstance(source, xr.Dataset):
+        return array_of(source, "the dataset")
+    return source
 
 
 def _cropped(source: Source, window: Any, bounds: Any, bounds_crs: Any) -> Source:
@@ -382,8 +391,7 @@ def source_of(
     chunk is decoded for whichever part of it is asked for: eight times the file in a run whose
     chunks have its size, for each touches eight others with its halo.
     """
-    if is_zarr(source):
-        source = open_zarr(source)
+    source = _as_array(source)
     if not isinstance(source, xr.DataArray):
         return _cropped(assembled(source, Reading(), bands), window, bounds, bounds_crs)
     files = opened_source(source)

@@ -227,6 +227,34 @@ def test_arrays_of_rioxarray_keep_their_names_through_selections(tmp_path):
         assert ArraySource(array.sel(band=2)).band_names == ("nir",)
 
 
+@of_rioxarray
+def test_the_variables_of_a_dataset_are_bands(tmp_path):
+    raw = noise(2, 6, 7) % 100 + 4
+    raw[1, 2, 3] = 3
+    path = write_raster(tmp_path / "a.tif", raw, nodata=3)
+    expected = everything(describe(path))
+    with rioxarray.open_rasterio(path, band_as_variable=True) as dataset:
+        for source in (source_of(dataset), source_of(di.open_raster(dataset, bands=[1, 2]))):
+            pixels = everything(source)
+            assert np.array_equal(pixels.data, expected.data)
+            assert np.array_equal(pixels.valid, expected.valid)
+            assert source.grid.transform == TRANSFORM
+        odd = dataset.assign(other=("t", [1.0])).assign(third=dataset.band_1.astype("f4"))
+        with pytest.raises(ValueError, match=r"the dataset holds band_1 .*not bands of one raster"):
+            di.open_raster(odd)
+
+
+@of_rioxarray
+def test_bands_of_several_files_may_all_be_called_1(tmp_path):
+    paths = [write_raster(tmp_path / f"{i}.tif", noise(1, 4, 5, seed=i)) for i in range(3)]
+    each = [rioxarray.open_rasterio(path) for path in paths]
+    source = ArraySource(xr.concat(each, dim="band"))
+    chosen = everything(source.select([3, 1])).data
+    assert np.array_equal(chosen, np.concatenate([each[2].values, each[0].values]))
+    for array in each:
+        array.close()
+
+
 # --- arrays ---------------------------------------------------------------------------------------
 
 
@@ -324,6 +352,13 @@ def test_other_dimensions_are_refused_with_what_they_are(dims):
     with pytest.raises(ValueError, match=r"expected dimensions \(band, y, x\), got") as refusal:
         ArraySource(array)
     assert str(dims) in str(refusal.value)
+
+
+def test_one_row_of_all_bands_is_no_raster():
+    with pytest.raises(
+        ValueError, match=r"expected dimensions \(band, y, x\), got \('band', 'x'\)"
+    ):
+        ArraySource(xr.DataArray(np.zeros((2, 5)), dims=("band", "x")))
 
 
 def test_an_array_of_rows_and_columns_is_one_band():

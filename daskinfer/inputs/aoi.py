@@ -197,6 +197,8 @@ def _read(aoi: Any, grid: Grid) -> tuple[list[Polygon], str | None]:
     """Polygons, and their CRS; None for that of the raster."""
     if isinstance(aoi, str) and aoi.lstrip().startswith("{"):
         aoi = json.loads(aoi)
+    if isinstance(aoi, str) and "://" in aoi:
+        raise ValueError(f"aoi {aoi!r} is an address: fetch the file and pass its path")
     if isinstance(aoi, (str, os.PathLike)):
         return _of_file(Path(aoi), grid)
     if isinstance(aoi, Mapping):

@@ -13,7 +13,7 @@ from affine import Affine
 
 from ..grid import GRID_MAPPING
 
-__all__ = ["is_zarr", "open_zarr"]
+__all__ = ["array_of", "is_zarr", "open_zarr"]
 
 _ROWS = {"y", "lat", "latitude", "northing", "row"}
 _COLS = {"x", "lon", "longitude", "easting", "col", "column"}
@@ -72,6 +72,23 @@ def open_zarr(path: Any) -> xr.DataArray:
             f"source {name!r} is no Zarr group, in which arrays name their axes: open it with zarr "
             "and pass an xarray.DataArray (band, y, x) of it"
         ) from error
+    if remote and not dataset.data_vars:
+        raise ValueError(
+            f"{name} tells of no variables: over a network they are known by consolidated metadata "
+            "only, which zarr.consolidate_metadata writes"
+        )
+    return array_of(dataset, name)
+
+
+def array_of(dataset: xr.Dataset, name: str) -> xr.DataArray:
+    """The variables of a dataset as the bands of one array; errors as of `open_zarr`.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    name : str
+        For the errors.
+    """
     rasters = [_named_axes(variable) for variable in dataset.data_vars.values()]
     rasters = [raster for raster in rasters if {"y", "x"} <= set(raster.dims)]
     if not rasters:
