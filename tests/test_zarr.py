@@ -303,8 +303,14 @@ def test_a_stopped_store_is_gone_on_with(tmp_path, one_worker):
         di.plan(path, model, tmp_path / "mine.zarr", overwrite=True)
 
 
-def test_the_command_line_writes_a_store(tmp_path, factory):
+def test_the_command_line_writes_a_store_and_tells_of_it(tmp_path, factory, capsys):
     path = write_raster(tmp_path / "scene.tif", noise(2, 20, 30))
     output = tmp_path / "out.zarr"
     assert main(["run", path, factory, str(output), "--output", "values"]) == 0
     assert zarr.open_group(output, mode="r")["prediction"].shape == (3, 20, 30)
+    capsys.readouterr()
+    assert main(["info", str(output)]) == 0
+    told = capsys.readouterr().out
+    assert "3 x 20 x 30 (band, y, x)" in told
+    assert "float32, nodata nan" in told
+    assert "EPSG:32632" in told

@@ -292,9 +292,14 @@ def _agreeing(named: Sequence[Named]) -> Sequence[Named]:
                 own, others = (
                     list(value) if isinstance(value, tuple) else value for value in (own, others)
                 )
+                cure = (
+                    "convert one with gdal_translate -ot, if their numbers mean the same"
+                    if what == "dtype"
+                    else "choose bands with bands=[...]"
+                )
                 raise ValueError(
                     f"{name} has {text} {own}, {first} has {others}: files of a mosaic must agree; "
-                    "choose bands with bands=[...], or pass stack='bands' for one file per band"
+                    f"{cure}, or pass stack='bands' for one file per band"
                 )
     scaled = {(source.scales, source.offsets) for _, source in named}
     if len(scaled) > 1:
