@@ -156,7 +156,7 @@ def test_files_of_several_kinds_are_refused_by_name(tmp_path):
     a = tile(tmp_path / "a.tif", noise(2, 8, 8), 0, 0)
     cases = {
         "bands": (tile(tmp_path / "b.tif", noise(3, 8, 8), 0, 8), r"bands \['1', '2', '3'\]"),
-        "dtype": (tile(tmp_path / "t.tif", noise(2, 8, 8, dtype="int16"), 0, 8), "int16.*translate -ot"),
+        "dtype": (tile(tmp_path / "t.tif", noise(2, 8, 8, dtype="int16"), 0, 8), "int16.*gdal"),
         "size": (
             write_raster(tmp_path / "s.tif", noise(2, 8, 8), transform=Affine(20, 0, 0, 0, -20, 0)),
             "pixels of -20 x 20.* of -10 x 10: pass like=",
