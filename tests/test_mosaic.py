@@ -206,6 +206,9 @@ def test_files_without_names_of_bands_take_those_of_the_others(tmp_path):
         scene = di.open_raster(list(order))
         assert scene.band.values.tolist() == list(names)
         assert np.array_equal(scene.values[:, :, :5], noise(2, 5, 5))
+        for bands in (["nir"], [2]):
+            assert np.array_equal(di.open_raster(list(order), bands=bands), scene.values[1:])
+            assert np.array_equal(di.open_raster(scene, bands=bands), scene.values[1:])
     c = tile(tmp_path / "c.tif", noise(2, 5, 5), 0, 10, descriptions=names[::-1])
     with pytest.raises(ValueError, match=r"bands \['nir', 'red'\]"):
         di.open_raster([b, c])

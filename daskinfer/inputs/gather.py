@@ -21,7 +21,8 @@ from .protocol import Source, whole_window
 from .timestack import TimeStack
 from .warped import Warped, resampling_name
 
-__all__ = ["TargetGrid", "bands_of", "items_of_bands", "mosaic_of", "steps_of", "target_grid"]
+__all__ = ["TargetGrid", "bands_of", "described", "items_of_bands", "mosaic_of", "steps_of",
+           "target_grid"]  # fmt: skip
 
 Named = tuple[str, Any]
 
@@ -282,7 +283,7 @@ def _warpable(grid: Grid, name: str) -> Grid:
 
 def _agreeing(named: Sequence[Named]) -> Sequence[Named]:
     """The sources, if bands and dtypes agree; in physical values where their scales do not."""
-    named = _described(named)
+    named = described(named)
     (first, reference), *rest = named
     for name, source in rest:
         for what in ("band_names", "dtype"):
@@ -307,7 +308,7 @@ def _agreeing(named: Sequence[Named]) -> Sequence[Named]:
     return named
 
 
-def _described(named: Sequence[Named]) -> Sequence[Named]:
+def described(named: Sequence[Named]) -> Sequence[Named]:
     """Files without names of bands take those of the others, if they have as many bands."""
     every = {source.band_names for _, source in named}
     names = {own for own in every if own != _numbered(own)}

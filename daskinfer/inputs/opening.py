@@ -13,7 +13,15 @@ from typing import Any, Literal
 from ..handles import Sign
 from ..raster import Raster, describe
 from ..selection import Bands, find_bands
-from .gather import Named, TargetGrid, bands_of, items_of_bands, mosaic_of, steps_of
+from .gather import (
+    Named,
+    TargetGrid,
+    bands_of,
+    described,
+    items_of_bands,
+    mosaic_of,
+    steps_of,
+)
 from .protocol import Source
 from .stac import Item, StacBand, is_stac, items_of, stac_bands
 from .timestack import TimeStack, day_of
@@ -71,9 +79,10 @@ class Reading:
     def asset(self, band: StacBand) -> Raster:
         """The file of a band of a STAC item, which says more of it than the file."""
         nodata = band.nodata if self.nodata is None else self.nodata
-        raster = describe(
-            band.href, bands=[band.index], nodata=nodata, mask=self.mask, sign=self.sign
-        )
+        raster = describe(band.href, nodata=nodata, mask=self.mask, sign=self.sign)
+        # By its place: what the file calls its bands may be numbers too.
+        names = raster.band_names[band.index - 1 : band.index]
+        raster = raster.select(names or [band.index])
         if band.scale is not None or band.offset is not None:
             raster = replace(raster, scales=(band.scale or 1.0,), offsets=(band.offset or 0.0,))
         named = replace(raster, band_names=(band.name,), aliases=(band.aliases,))
@@ -97,8 +106,10 @@ class Reading:
         for path in paths:
             if not isinstance(path, (str, os.PathLike)):
                 raise TypeError(f"a list of sources is one of paths, got {type(path).__name__}")
-        rasters = _opened(lambda path: self.file(path, bands, name), paths)
-        return [(os.fspath(path), raster) for path, raster in zip(paths, rasters, strict=True)]
+        rasters = _opened(lambda path: self.file(path, name=name), paths)
+        # Files without names of bands take those of the others before any are chosen.
+        named = described(list(zip(map(os.fspath, paths), rasters, strict=True)))
+        return [(path, raster.select(bands)) for path, raster in named]
 
 
 def assembled(source: Any, reading: Reading, bands: Bands = None) -> Source:
