@@ -239,6 +239,9 @@ def test_the_variables_of_a_dataset_are_bands(tmp_path):
             assert np.array_equal(pixels.data, expected.data)
             assert np.array_equal(pixels.valid, expected.valid)
             assert source.grid.transform == TRANSFORM
+        one = source_of(dataset[["band_2"]])
+        assert one.band_names == ("band_2",)
+        assert np.array_equal(everything(one).data, expected.data[1:])
         odd = dataset.assign(other=("t", [1.0])).assign(third=dataset.band_1.astype("f4"))
         with pytest.raises(ValueError, match=r"the dataset holds band_1 .*not bands of one raster"):
             di.open_raster(odd)

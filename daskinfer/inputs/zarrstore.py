@@ -95,6 +95,8 @@ def array_of(dataset: xr.Dataset, name: str) -> xr.DataArray:
         raise ValueError(f"{name} holds no variable with two axes of space: {list(dataset)}")
     array = rasters[0] if len(rasters) == 1 else _joined(name, rasters)
     array = _three_axes(name, array)
+    if array.ndim == 2:
+        array = array.expand_dims(band=[str(array.name)])
     return _placed(array, dataset)
 
 
