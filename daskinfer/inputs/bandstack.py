@@ -42,9 +42,6 @@ class BandStack(Composite):
         if len({source.grid.shape for source in self.stacked}) != 1:
             raise ValueError("bands of a stack must have one grid")
 
-    def __dask_tokenize__(self) -> object:
-        return type(self).__qualname__, self.identity, self.band_names, repr(self.grid)
-
     @property
     def sources(self) -> tuple[Any, ...]:
         """Those whose bands it has."""

@@ -80,9 +80,6 @@ class Mosaic(Composite):
             notes,
         )
 
-    def __dask_tokenize__(self) -> object:
-        return type(self).__qualname__, self.identity, self.band_names, repr(self.grid)
-
     @property
     def sources(self) -> tuple[Any, ...]:
         """Those side by side."""

@@ -27,9 +27,6 @@ class Physical(Composite):
 
     source: Any
 
-    def __dask_tokenize__(self) -> object:
-        return type(self).__qualname__, self.identity, self.band_names, repr(self.grid)
-
     @property
     def sources(self) -> tuple[Any, ...]:
         """The source of the raw numbers."""

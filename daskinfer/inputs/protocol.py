@@ -112,6 +112,14 @@ class Composite:
     band_names: tuple[str, ...]
 
     @property
+    def identity(self) -> str:
+        """What it is made of, and how, as a text."""
+        raise NotImplementedError
+
+    def __dask_tokenize__(self) -> object:
+        return type(self).__qualname__, self.identity, self.band_names, repr(self.grid)
+
+    @property
     def sources(self) -> tuple[Any, ...]:
         """Those that it is made of."""
         raise NotImplementedError

@@ -99,9 +99,6 @@ class Warped(Composite):
         ratio = _ratio(source.grid, target)
         return cls(source, target, whole_window(target), resampling, ratio)
 
-    def __dask_tokenize__(self) -> object:
-        return type(self).__qualname__, self.identity, self.band_names, repr(self.grid)
-
     @property
     def sources(self) -> tuple[Any, ...]:
         """What is warped."""
