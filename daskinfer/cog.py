@@ -203,7 +203,8 @@ class WorkFile:
         Raises
         ------
         OSError
-            If the disk is full or fails; names the file.  The chunk is then not committed.
+            If the disk is full or fails; names the file.  The chunk is then not committed, or all
+            of it is: an overview tile that is made of several chunks comes after the last of them.
         FileNotFoundError
             If the file was finished meanwhile.
         """

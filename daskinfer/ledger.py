@@ -14,7 +14,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from .tileindex import sync_file, write_at
 
 __all__ = ["Failure", "Ledger", "announced", "differences", "read_ledger"]
 
@@ -56,7 +58,7 @@ class Ledger:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._file: IO[str] = self.path.open("a+", encoding="utf-8")
+        self._file = self.path.open("ab+", buffering=0)
         try:
             self._lock()
         except BaseException:
@@ -89,7 +91,7 @@ class Ledger:
                 "pass overwrite=True to start again"
             )
         _refuse_other(earlier, settings, self.path)
-        self._file.write("\n")  # ends a torn line, if there is one
+        self._append("\n")  # ends a torn line, if there is one
 
     def announce(self, run: str) -> None:
         """Record the name of a run, by which others know that this is the file they look for."""
@@ -127,9 +129,13 @@ class Ledger:
             ) from error
 
     def _write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._append(json.dumps(record) + "\n")
+        sync_file(str(self.path), self._file.fileno())
+
+    def _append(self, text: str) -> None:
+        # Unbuffered: what a full disk did not take must not come up again when the file is closed.
+        at = os.fstat(self._file.fileno()).st_size
+        write_at(str(self.path), self._file.fileno(), text.encode(), at)
 
 
 def read_ledger(path: str | Path) -> tuple[dict[str, Any] | None, tuple[Failure, ...]]:

@@ -431,9 +431,12 @@ class _Driver:
             dispatch.again(number, avoid=tried)
             return
         failure = Failure(number, window, text, worker)
-        self.outputs.ledger.failed(failure)
-        self._emit(ChunkFailed(number, window, text, worker))
         unwritable = fatal and not isinstance(error, KilledWorker)
+        if not unwritable:
+            # A disk that is full is no fault of the chunk, which may even be in the file: what fell
+            # short may be an overview tile.  And the ledger is most likely on that disk.
+            self.outputs.ledger.failed(failure)
+        self._emit(ChunkFailed(number, window, text, worker))
         if self.plan.on_error == "raise" or unwritable:
             raise InferenceError(
                 self._sentence(failure, unwritable),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import pytest
 import rasterio
 
 import daskinfer as di
+from daskinfer.cog import WorkFile
 from daskinfer.monitor import ChunkDone
 from survivors import After, Job
 
@@ -301,6 +303,25 @@ def test_a_run_goes_on_once_a_full_disk_has_room_again(tmp_path, small_disk, one
     written = job.written()
     assert 20 <= len(written) < 256
     filler.unlink()
+    assert job.run(client=one_worker).resumed == len(written)
+    assert all(job.computed()[chunk] == 1 for chunk in written)
+    job.assert_finished()
+
+
+def test_a_chunk_whose_overview_found_the_disk_full_is_kept(tmp_path, monkeypatch, one_worker):
+    job, place = Job(tmp_path).prepare(), WorkFile._place
+
+    def full(self, encoded):
+        if encoded.parts[0].level > 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+        return place(self, encoded)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkFile, "_place", full)
+        with pytest.raises(di.InferenceError, match=r"cannot be written.*No space left.*partial"):
+            job.run(client=one_worker)
+    written = job.written()
+    assert len(written) >= 4
     assert job.run(client=one_worker).resumed == len(written)
     assert all(job.computed()[chunk] == 1 for chunk in written)
     job.assert_finished()
