@@ -1,8 +1,8 @@
 """How much ground each class covers: counted chunk by chunk while the pixels are at hand.
 
 Pixels of a projected CRS are as large as its units say, as long as these are true to the ground
-within 1 %.  Where they are not (Web Mercator), and where they are degrees, pixels are measured on
-the ellipsoid, row by row.
+within 1 %.  Where they are not (Web Mercator), pixels are measured on the ellipsoid, as large in a
+cell of 32 px as in its middle; where they are degrees, row by row.
 
 Counts are kept in a file beside the one that grows, a record for each chunk, so that a run that
 goes on has those of the chunks before.  A chunk whose record is missing, as after a kill, is
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -53,9 +54,10 @@ Numbers = npt.NDArray[np.float64]
 _DISTORTION = 0.01
 # Places at which the distortion of a CRS is looked at, on each axis of the raster.
 _SAMPLES = 5
-# Columns between places at which it is taken for a row, and rows that are weighed at once.
-_COLUMNS = 512
-_ROWS = 64
+# CRSs whose objects are kept.
+_KEPT = 8
+# Side of the cells whose pixels are taken for equally large.
+_CELL = 32
 
 
 @dataclass(frozen=True)
@@ -114,21 +116,33 @@ class Ground:
         """Whether all pixels are of one size."""
         return self.transform is None
 
+    def cell(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Sides of the cells of a window whose pixels are equally large."""
+        if self._by_rows:
+            return 1, shape[1]
+        return (_CELL, shape[1]) if self.uniform else (_CELL, _CELL)
+
     def areas(self, row: int, col: int, shape: tuple[int, int]) -> Numbers:
-        """Square metres of the pixels of a window, of a shape that broadcasts to the window's."""
+        """Square metres of a pixel in each cell of a window, cell rows x cell columns."""
+        starts = [np.arange(0, n, side) for n, side in zip(shape, self.cell(shape), strict=True)]
         if self.transform is None:
-            return np.full((1, 1), self.pixel)
+            return np.full([len(axis) for axis in starts], self.pixel)
         place, crs = Affine(*self.transform), _crs(self.crs)
-        height, width = shape
-        if crs.is_geographic and not place.b and not place.d:
-            return _degree_cells(place, crs, row + np.arange(height + 1))
-        ends = np.linspace(col, col + width, max(2, -(-width // _COLUMNS) + 1))
-        rows = row + np.arange(height) + 0.5
-        places = _local_areas(place, crs, *np.meshgrid(rows, ends, indexing="ij"))
-        if np.ptp(places, axis=1).max() == 0:
-            return places[:, :1]
-        centres = col + np.arange(width) + 0.5
-        return np.stack([np.interp(centres, ends, line) for line in places])
+        if self._by_rows:
+            return _degree_cells(place, crs, row + np.arange(shape[0] + 1))
+        ends = [np.minimum(axis + _CELL, n) for axis, n in zip(starts, shape, strict=True)]
+        rows, cols = (
+            origin + (first + last) / 2
+            for origin, first, last in zip((row, col), starts, ends, strict=True)
+        )
+        return _local_areas(place, crs, *np.meshgrid(rows, cols, indexing="ij"))
+
+    @property
+    def _by_rows(self) -> bool:
+        """Whether pixels are cells between parallels."""
+        if self.transform is None or self.transform[1] or self.transform[3]:
+            return False
+        return bool(_crs(self.crs).is_geographic)
 
 
 @lru_cache(maxsize=32)
@@ -163,7 +177,7 @@ def ground_of(
     return Ground(pixel, transform, crs)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=_KEPT)
 def _crs(text: str) -> Any:
     from pyproj import CRS
 
@@ -206,14 +220,34 @@ def _local_areas(
 
 def _radians(place: Affine, crs: Any, rows: Any, cols: Any) -> tuple[Numbers, Numbers]:
     """Longitude and latitude of places."""
-    from pyproj import Transformer
-
     x, y = place @ (cols, rows)
     below = crs if crs.is_geographic else crs.geodetic_crs
     if not crs.is_geographic:
-        x, y = Transformer.from_crs(crs, below, always_xy=True).transform(x, y)
+        x, y = _to_degrees(crs).transform(x, y)
     unit = below.axis_info[0].unit_conversion_factor
     return np.asarray(x) * unit, np.asarray(y) * unit
+
+
+class _Transformers(threading.local):
+    """Those of a thread: they must not be shared, and take milliseconds to make."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, Any] = {}
+
+
+_transformers = _Transformers()
+
+
+def _to_degrees(crs: Any) -> Any:
+    """What transforms from a projected CRS to the one below it."""
+    from pyproj import Transformer
+
+    kept = _transformers.kept
+    if crs not in kept:
+        if len(kept) >= _KEPT:
+            kept.clear()
+        kept[crs] = Transformer.from_crs(crs, crs.geodetic_crs, always_xy=True)
+    return kept[crs]
 
 
 def _turned(angle: Numbers) -> Numbers:
@@ -266,16 +300,19 @@ def count_classes(
     >>> counted.pixels.tolist(), counted.areas.tolist()
     ([1.0, 2.0], [100.0, 200.0])
     """
+    down, across = ground.cell(classes.shape)
+    sizes = ground.areas(*origin, classes.shape)
     pixels, areas = np.zeros(count), np.zeros(count)
-    for top in range(0, len(classes), _ROWS):
-        strip = np.minimum(classes[top : top + _ROWS], count)
-        pixels += np.bincount(strip.ravel(), minlength=count + 1)[:count]
-        if ground.uniform:
-            continue
-        size = ground.areas(origin[0] + top, origin[1], strip.shape)
-        weights = np.broadcast_to(size, strip.shape).ravel()
-        areas += np.bincount(strip.ravel(), weights, minlength=count + 1)[:count]
-    return ChunkAreas(pixels, pixels * ground.pixel if ground.uniform else areas)
+    # Numbers of their own for the classes, and nodata, of each cell in a row of cells.
+    first = np.arange(classes.shape[1]) // across * (count + 1)
+    for row, size in enumerate(sizes):
+        strip = np.minimum(classes[down * row : down * (row + 1)], count)
+        numbers = strip + first if len(size) > 1 else strip
+        cells = np.bincount(numbers.ravel(), minlength=len(size) * (count + 1))
+        counted = cells.reshape(len(size), count + 1)[:, :count]
+        pixels += counted.sum(axis=0)
+        areas += size @ counted
+    return ChunkAreas(pixels, areas)
 
 
 class AreaTally:

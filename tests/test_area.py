@@ -56,10 +56,24 @@ def test_all_cells_together_are_the_earth():
 def test_pixels_that_are_not_what_their_units_say(transform, crs):
     ground = ground_of(transform, crs, (1300, 1500))
     assert not ground.uniform
-    areas = np.broadcast_to(ground.areas(700, 300, (64, 1100)), (64, 1100))
-    for row, col in ((0, 0), (63, 1099), (20, 700)):
+    areas = ground.areas(700, 300, (130, 1100))
+    assert areas.shape == (5, 35)
+    # Pixels around the middle of cells, the last of which is 2 rows high and 12 columns wide.
+    for i, j in ((0, 0), (1, 9), (4, 34)):
+        row, col = (min(32 * n + 15, (32 * n + side - 1) // 2) for n, side in ((i, 130), (j, 1100)))
         expected = outline_area(transform, crs, 700 + row, 300 + col)
-        assert areas[row, col] == pytest.approx(expected, rel=2e-4)
+        assert areas[i, j] == pytest.approx(expected, rel=2e-4)
+
+
+def test_cells_are_as_good_as_pixels():
+    transform, shape = (500.0, 0.0, 1e6, 0.0, -500.0, 8.4e6), (200, 150)
+    ground = ground_of(transform, "EPSG:3857", shape)
+    # A class for the upper half and one for the lower, where pixels are smaller.
+    classes = np.repeat(np.uint8([0, 1]), 100)[:, None].repeat(150, axis=1)
+    counted = count_classes(classes, 2, ground, (0, 0))
+    column = [outline_area(transform, "EPSG:3857", row, 0) for row in range(200)]
+    expected = [150 * sum(column[:100]), 150 * sum(column[100:])]
+    np.testing.assert_allclose(counted.areas, expected, rtol=2e-4)
 
 
 @pytest.mark.parametrize(
