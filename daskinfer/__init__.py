@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from .clusters import cluster
     from .demo import demo_model, demo_scene
     from .errors import InferenceError
-    from .field import ReceptiveField
     from .halo import receptive_field
     from .lazy import predict, write_cog
     from .model import Model, load_model
     from .objects.detect import detect
     from .objects.polygons import vectorize
     from .planner import Plan, plan
+    from .receptive.field import ReceptiveField
     from .report import Report
     from .runner import run
     from .seam import SeamError, seam_error
@@ -44,7 +44,7 @@ _HOMES = {
     "InferenceError": "errors",
     "Model": "model",
     "Plan": "planner",
-    "ReceptiveField": "field",
+    "ReceptiveField": "receptive.field",
     "Report": "report",
     "cluster": "clusters",
     "demo_model": "demo",

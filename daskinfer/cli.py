@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ._version import __version__
+from .arguments import add_job, add_recipe, model_of, size
 from .bench.command import add_parser as add_bench_parser
 from .display import sides_text
 from .objects.command import add_parsers as add_object_parsers
@@ -122,9 +123,9 @@ def _submit(arguments: argparse.Namespace) -> int:
 
 def _halo(arguments: argparse.Namespace) -> int:
     from .demo import demo_model_path, demo_path
-    from .formats import is_model_name
     from .halo import receptive_field
     from .model import load_model
+    from .model.formats import is_model_name
     from .planner import field_text
     from .seam import halo_table
 
@@ -151,19 +152,11 @@ def _halo(arguments: argparse.Namespace) -> int:
 
 
 def _model_info(arguments: argparse.Namespace) -> int:
-    from .modelinfo import model_json, model_table
+    from .model.describe import model_json, model_table
 
-    model = _model(arguments)
+    model = model_of(arguments)
     print(model_json(model) if arguments.json else model_table(model))
     return 0
-
-
-def _model(arguments: argparse.Namespace) -> Any:
-    from .model import load_model
-
-    spec = {name: getattr(arguments, name) for name in _MODEL_OPTIONS}
-    given = {name: value for name, value in spec.items() if value is not None}
-    return load_model(arguments.model, weights=arguments.weights, **given)
 
 
 def _info(arguments: argparse.Namespace) -> int:
@@ -176,7 +169,7 @@ def _info(arguments: argparse.Namespace) -> int:
 def _made_plan(arguments: argparse.Namespace) -> Any:
     from .planner import plan
 
-    model = _model(arguments)
+    model = model_of(arguments)
     options = {name: getattr(arguments, name) for name in _PLAN_OPTIONS}
     print("measuring the receptive field ...", file=sys.stderr, flush=True)
     return plan(_source(arguments), model, arguments.destination, **options)
@@ -194,11 +187,6 @@ def _source(arguments: argparse.Namespace) -> Any:
     return open_raster(source, **given)
 
 
-_MODEL_OPTIONS = (
-    "bands", "scale", "offset", "mean", "std", "fill", "output", "activation", "threshold",
-    "class_names", "class_colors", "clip_min", "clip_max", "axes", "accelerator", "trust",
-    "head", "dtype", "confidence",
-)  # fmt: skip
 _SOURCE_OPTIONS = ("stack", "like", "crs", "resolution", "resampling")
 _PLAN_OPTIONS = (
     "window", "chunk", "tile", "halo", "overlap", "batch_size", "precision", "on_error",
@@ -223,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="show what a run would do, and check it")
     run = commands.add_parser("run", help="run a model over a raster; run again to go on")
     for command, function in ((plan, _plan), (run, _run)):
-        _add_job(command)
+        add_job(command)
         command.set_defaults(command=function)
     run.add_argument(
         "--cluster",
@@ -258,16 +246,16 @@ def _parser() -> argparse.ArgumentParser:
     halo.add_argument("model", nargs="?", help="as for run; the bundled one if none")
     halo.add_argument("--in-bands", type=int, metavar="N", help="where the model does not tell")
     halo.add_argument("--trust", action="store_true", help="run code that the model's file holds")
-    halo.add_argument("--tile", type=_size, default="auto", metavar="PX")
+    halo.add_argument("--tile", type=size, default="auto", metavar="PX")
     halo.set_defaults(command=_halo)
 
     told = commands.add_parser("model-info", help="tell how a model was read")
     told.add_argument("model", help="as for run")
     told.add_argument("--json", action="store_true", help="for programs")
     told.set_defaults(command=_model_info)
-    _add_recipe(told)
+    add_recipe(told)
 
-    add_object_parsers(commands, _add_recipe, _model)
+    add_object_parsers(commands)
     add_bench_parser(commands)
 
     info = commands.add_parser("info", help="tell about an output, or about an unfinished one")
@@ -275,130 +263,3 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--map", metavar="PNG", help="also draw the chunks of OUTPUT.partial")
     info.set_defaults(command=_info)
     return parser
-
-
-def _add_job(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `plan` and `run`, named as in Python."""
-    parser.add_argument(
-        "source", nargs="+", help="raster that GDAL opens; several are a mosaic, later ones on top"
-    )
-    parser.add_argument(
-        "model", help="file (.pt2, .pt, .onnx), STAC MLM item (.json) or package.module:factory"
-    )
-    parser.add_argument(
-        "destination", metavar="output", help="the COG to write (.tif), or a .vrt of several"
-    )
-    grid = parser.add_argument_group("source", "put it on a grid that is not its own")
-    grid.add_argument("--stack", choices=("bands",), help="one single-band file per band")
-    grid.add_argument("--like", metavar="PATH", help="on the grid of this raster")
-    grid.add_argument("--crs", metavar="EPSG:N", help="on a grid of this CRS")
-    grid.add_argument("--resolution", type=float, metavar="SIZE", help="with pixels of this size")
-    grid.add_argument("--resampling", metavar="NAME", help="nearest (default), bilinear, ...")
-    job = parser.add_argument_group("run")
-    job.add_argument(
-        "--window", type=_numbers(int), metavar="ROW,COL,HEIGHT,WIDTH", help="part of the source"
-    )
-    job.add_argument(
-        "--bounds",
-        type=_numbers(float),
-        metavar="LEFT,BOTTOM,RIGHT,TOP",
-        help="part of the source in coordinates; write --bounds=-1,... where the first is negative",
-    )
-    job.add_argument("--bounds-crs", metavar="CRS", help="of --bounds, as EPSG:4326")
-    for name, text in (
-        ("chunk", "side of what one task computes"),
-        ("tile", "side of one model input, halo included"),
-        ("halo", "context per side"),
-    ):
-        job.add_argument(
-            f"--{name}", type=_size, default="auto", metavar="PX", help=f"{text}: N, Y,X or auto"
-        )
-    job.add_argument("--overlap", type=_size, metavar="PX", help="blend tiles instead of a halo")
-    job.add_argument(
-        "--batch-size", type=_size, default="auto", metavar="N", help="tiles per batch"
-    )
-    job.add_argument("--tol", type=float, default=1e-3, help="for --halo calibrated")
-    job.add_argument(
-        "--tta", type=_symmetries, metavar="d4|A,B,...", help="average over symmetries"
-    )
-    job.add_argument(
-        "--aoi", metavar="PATH", help="polygons (GeoJSON, GeoPackage, ...); outside is nodata"
-    )
-    job.add_argument(
-        "--mask-halo", action="store_true", help="nodata also wherever the model looks at nodata"
-    )
-    job.add_argument("--statistics", choices=("global",), help="normalise with the raster's own")
-    job.add_argument("--precision", choices=("float32", "bfloat16", "float16"))
-    job.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
-    job.add_argument(
-        "--compile", action="store_const", const=True, help="run through torch.compile"
-    )
-    job.add_argument(
-        "--reproducible", action="store_true", help="equal bit for bit, however many workers"
-    )
-    job.add_argument("--on-error", choices=("raise", "nodata"), default="raise")
-    job.add_argument("--overwrite", action="store_true", help="replace an existing output")
-    job.add_argument("--blocksize", type=_size, default="auto", metavar="PX")
-    job.add_argument("--compress", default="auto", help="auto, deflate, zstd, lzw, lerc, none ...")
-    job.add_argument("--level", type=int, help="effort of the codec")
-    job.add_argument("--predictor", type=_size, default="auto", metavar="auto|1|2|3")
-    job.add_argument("--max-z-error", type=float, default=0.0, help="that lerc may make")
-    job.add_argument("--interleave", choices=("auto", "pixel", "band"), default="auto")
-    job.add_argument("--sparse", action="store_true", help="leave out blocks that are all nodata")
-    job.add_argument("--layout", choices=("strict", "append"), default="strict")
-    job.add_argument(
-        "--split", type=_size, default="auto", metavar="PX", help="side of each file of a .vrt"
-    )
-    _add_recipe(parser)
-
-
-def _add_recipe(parser: argparse.ArgumentParser) -> None:
-    """Fields of a model's recipe, named as in Python."""
-    model = parser.add_argument_group("model", "replace what its file or its item says")
-    model.add_argument("--weights", metavar="FILE", help="for a factory")
-    for name in ("bands", "class-names", "class-colors"):
-        model.add_argument(f"--{name}", type=_words, metavar="A,B,...")
-    for name in ("scale", "offset", "clip-min", "clip-max", "mean", "std"):
-        model.add_argument(f"--{name}", type=_numbers(float), metavar="X[,X...]")
-    model.add_argument("--fill", type=float)
-    model.add_argument("--output", choices=("classes", "probabilities", "values"))
-    model.add_argument("--activation", choices=("softmax", "sigmoid", "identity"))
-    model.add_argument("--head", type=_heads, metavar="NAME|N[,...]", help="of several outputs")
-    model.add_argument("--dtype", choices=("float32", "uint8"), help="of probabilities")
-    model.add_argument(
-        "--confidence", action="store_const", const=True, help="a second band beside classes"
-    )
-    model.add_argument("--threshold", type=float)
-    model.add_argument("--axes", choices=("nchw", "nhwc"), help="order of input and output")
-    model.add_argument("--accelerator", choices=("cpu", "cuda"), help="the only kind it runs on")
-    model.add_argument(
-        "--trust", action="store_const", const=True, help="run code that its file holds"
-    )
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",")]
-
-
-def _heads(text: str) -> Any:
-    heads = [int(word) if word.removeprefix("-").isdigit() else word for word in _words(text)]
-    return heads[0] if len(heads) == 1 else heads
-
-
-def _symmetries(text: str) -> Any:
-    return text if text == "d4" else _words(text)
-
-
-def _numbers(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    def numbers(text: str) -> tuple[Any, ...]:
-        return tuple(kind(word) for word in text.split(","))
-
-    return numbers
-
-
-def _size(text: str) -> Any:
-    """``auto``, ``calibrated``, a number, or a pair."""
-    if text in ("auto", "calibrated"):
-        return text
-    sides = tuple(int(word) for word in text.split(","))
-    return sides[0] if len(sides) == 1 else sides

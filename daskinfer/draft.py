@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cog import WorkFile
-from .cogspec import CogSpec
-from .encode import EncodedChunk, encode_chunk
-from .overview import Array, Shape
+from .cog.encode import EncodedChunk, encode_chunk
+from .cog.overview import Array, Shape
+from .cog.spec import CogSpec
 from .splitting.pieces import EncodedPieces, Pieces
 from .splitting.work import SplitWork
 from .zarrwork import EncodedZarr

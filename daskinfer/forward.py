@@ -21,7 +21,8 @@ from .pixels import Array, Mask
 if TYPE_CHECKING:
     import torch
 
-    from .model import Model, Numbers
+    from .model import Model
+    from .model.recipe import Numbers
 
 __all__ = [
     "PROBABILITY_SCALE",

@@ -4,7 +4,7 @@ A tile's output is exact where every output pixel lies at least the receptive-fi
 from each cut of the input. So the halo is the radius, rounded up to the total stride: tile
 origins and sizes then stay on the stride lattice, where pooling windows and strided convolutions
 fall on the same pixels as in the whole image. How radius and stride are measured, and where the
-rules come from, is told in `daskinfer.probe`.
+rules come from, is told in `daskinfer.receptive.probe`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import warn_user
-from .field import ReceptiveField
-from .measured import field_of, remembered
 from .model import Model, load_model
-from .probe import measure_field
+from .receptive.field import ReceptiveField
+from .receptive.measured import field_of, remembered
+from .receptive.probe import measure_field
 from .tiling import round_up
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def receptive_field(model: Any, *, bands: int | None = None) -> ReceptiveField:
 
     See Also
     --------
-    daskinfer.probe.measure_field : The method.
+    daskinfer.receptive.probe.measure_field : The method.
 
     Examples
     --------

@@ -23,14 +23,7 @@ from .knee import batch_knee, time_batch
 from .pixels import Array, Mask, Pixels
 from .preflight import check_device_runs
 from .readahead import ReadAhead
-from .stitch import (
-    blend,
-    count_nonfinite,
-    covered_window,
-    output_mask,
-    stitch,
-    without_rim,
-)
+from .stitch import blend, count_nonfinite, covered_window, output_mask, stitch, without_rim
 from .tiling import Tile, Window
 
 __all__ = [

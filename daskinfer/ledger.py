@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .tileindex import sync_file, write_at
+from .fileio import sync_file, write_at
 
 __all__ = ["Failure", "Ledger", "announced", "differences", "read_ledger"]
 

@@ -1,31 +1,32 @@
-"""Events of a run, and what shows them on a terminal or in a log.
-
-The runner tells callbacks what happens and knows none of them; a progress bar is one callback.
-"""
+"""What shows the events of a run on a terminal or in a log; a progress bar is one callback."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from .display import count_text, duration_text
-from .spans import Span, StageTimes
+from .display import count_text
+from .events import (
+    Callback,
+    ChunkDone,
+    ChunkFailed,
+    ChunkRetried,
+    Event,
+    Metered,
+    RunFinished,
+    RunFinishing,
+    RunStarted,
+    RunStopped,
+    RunStopping,
+    describe,
+)
+from .pace import Pacer
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from .metrics import ActorMetrics
-    from .objects.plan import ObjectPlan
-    from .planner import Plan
-    from .report import Report
-
+# The events too: what a callback imports.
 __all__ = [
     "Callback",
     "ChunkDone",
@@ -33,7 +34,6 @@ __all__ = [
     "ChunkRetried",
     "Event",
     "Metered",
-    "Pacer",
     "ProgressBar",
     "ProgressLines",
     "RunFinished",
@@ -43,170 +43,6 @@ __all__ = [
     "RunStopping",
     "progress",
 ]
-
-
-@dataclass(frozen=True)
-class RunStarted:
-    """Before the first chunk: what is planned, what an earlier run has done, where to look.
-
-    `finished` has a bool per chunk, in row-major order.
-    """
-
-    plan: Plan | ObjectPlan
-    chunks: int
-    done: int
-    dashboard: str
-    run: str = ""
-    finished: NDArray[np.bool_] | None = None
-
-
-@dataclass(frozen=True)
-class Metered:
-    """What the model's actor of a process has done so far; comes before the chunks of a task."""
-
-    process: tuple[str, int]
-    metrics: ActorMetrics
-    times: Mapping[str, StageTimes]
-
-
-@dataclass(frozen=True)
-class ChunkDone:
-    """A chunk is in the output.
-
-    `spans` are those of its process since the last chunk of that process, if the run is traced.
-    """
-
-    chunk: int
-    window: tuple[int, int, int, int]
-    tiles: int
-    seconds: float
-    worker: str
-    spans: tuple[Span, ...] = ()
-    process: tuple[str, int] = ("", 0)
-
-
-@dataclass(frozen=True)
-class ChunkRetried:
-    """An attempt at a chunk failed and another is made."""
-
-    chunk: int
-    window: tuple[int, int, int, int]
-    attempt: int
-    error: str
-
-
-@dataclass(frozen=True)
-class ChunkFailed:
-    """A chunk failed for good."""
-
-    chunk: int
-    window: tuple[int, int, int, int]
-    error: str
-    worker: str = ""
-
-
-@dataclass(frozen=True)
-class RunStopping:
-    """The run was told to stop and waits for chunks at work.
-
-    Comes again as they end: `chunks` are left, and are waited for `seconds` more at most.
-    """
-
-    chunks: tuple[int, ...]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class RunFinishing:
-    """All chunks are in the output, which is given its last overviews and its order."""
-
-
-@dataclass(frozen=True)
-class RunStopped:
-    """The run ended early; the same call goes on from there."""
-
-    error: BaseException
-
-
-@dataclass(frozen=True)
-class RunFinished:
-    """The output is in place."""
-
-    report: Report
-
-
-Event = (
-    RunStarted
-    | Metered
-    | ChunkDone
-    | ChunkRetried
-    | ChunkFailed
-    | RunStopping
-    | RunFinishing
-    | RunStopped
-    | RunFinished
-)
-Callback = Callable[[Event], None]
-
-# Seconds of the past that tell how long the rest will take.
-_RECENT = 120.0
-
-
-class Pacer:
-    """How fast a run is, and how long the rest takes at the pace of the last two minutes.
-
-    Parameters
-    ----------
-    now : callable
-        A clock in seconds.
-
-    Examples
-    --------
-    >>> clock = iter([0, 10, 20])
-    >>> pacer = Pacer(lambda: next(clock))
-    >>> pacer.add(2_000_000)
-    >>> pacer.left(4_000_000, now=10.0)
-    20.0
-    """
-
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self.start = now()
-        self.pixels = 0
-        self._past = [(self.start, 0)]
-
-    def add(self, pixels: int) -> None:
-        """Take a chunk that is done."""
-        now = self._now()
-        self.pixels += pixels
-        # A hundred readings are enough, however many chunks there are.
-        if len(self._past) > 1 and now - self._past[-2][0] <= _RECENT / 100:
-            self._past[-1] = now, self.pixels
-            return
-        self._past.append((now, self.pixels))
-        while len(self._past) > 2 and now - self._past[1][0] > _RECENT:
-            self._past.pop(0)
-
-    @property
-    def seconds(self) -> float:
-        """Since the start."""
-        return self._now() - self.start
-
-    @property
-    def speed(self) -> float:
-        """Megapixels per second since the start."""
-        return self.pixels / 1e6 / max(self.seconds, 1e-9)
-
-    def left(self, pixels: int, now: float | None = None) -> float | None:
-        """Seconds that so many pixels more take; None before the first chunk is done."""
-        then, before = self._past[0]
-        done = self.pixels - before
-        return ((now or self._now()) - then) * pixels / done if done else None
-
-    def text(self, pixels: int) -> str:
-        """Speed, and the time left for so many pixels more."""
-        left = self.left(pixels)
-        return f"{self.speed:.2f} Mpx/s" + ("" if left is None else f", {duration_text(left)} left")
 
 
 @dataclass
@@ -353,31 +189,3 @@ def progress() -> Any:
     if in_notebook():
         return NotebookProgress()
     return ProgressBar() if sys.stderr.isatty() else ProgressLines()
-
-
-def describe(event: ChunkRetried | ChunkFailed | RunStopping) -> str:
-    """One line on what happened to a chunk, or on what a run that stops waits for."""
-    if isinstance(event, RunStopping):
-        return _waiting_text(event)
-    row, col, height, width = event.window
-    where = f"chunk {event.chunk} (rows {row}-{row + height}, columns {col}-{col + width})"
-    if isinstance(event, ChunkRetried):
-        return f"{where}: attempt {event.attempt} failed, trying again: {event.error}"
-    return f"{where} failed: {event.error}"
-
-
-def _waiting_text(event: RunStopping) -> str:
-    """What is waited for, and for how long.
-
-    >>> _waiting_text(RunStopping((3, 7), 20.0))
-    'stopping: waits up to 20 s for 2 chunks at work (3, 7); Ctrl-C again does not wait'
-    """
-    if not event.chunks:
-        return "stopping: no chunk is at work"
-    some = ", ".join(str(number) for number in event.chunks[:8])
-    more = ", ..." if len(event.chunks) > 8 else ""
-    chunks = "1 chunk" if len(event.chunks) == 1 else f"{count_text(len(event.chunks))} chunks"
-    return (
-        f"stopping: waits up to {event.seconds:.0f} s for {chunks} at work ({some}{more}); "
-        "Ctrl-C again does not wait"
-    )

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from ._version import __version__
-from .cogspec import CogSpec
+from .cog.spec import CogSpec
 from .forward import OutputFormat
 from .grid import Grid
 from .model import Model

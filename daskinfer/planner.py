@@ -22,7 +22,6 @@ from .cog import CogSpec
 from .device import DeviceChoice
 from .draft import Draft, is_split
 from .errors import warn_user
-from .field import ReceptiveField
 from .inference import Inference
 from .inputs.aoi import AreaOfInterest
 from .memory import expected_memory
@@ -30,6 +29,7 @@ from .model import Model, load_model
 from .objectstore import check_writable, is_object, local_path
 from .outputspec import cog_spec
 from .raster import layout_warning
+from .receptive.field import ReceptiveField
 from .seam import SeamError, calibrate
 from .settle import Choice, Halo, Size, masking_halo, pick_bands, settle
 from .source import Source, source_of
@@ -345,13 +345,7 @@ def plan(
     side = split_side(path, split)
     block = block_side(blocksize, chunk, side)
     asked = Choice(chunk, tile, halo, overlap, batch_size, block, tol, device, reproducible)
-    choice, seam = calibrate(raster, recipe, asked)
-    inference, field = settle(raster, recipe, choice, quiet=seam is not None)
-    if isinstance(side, int) and choice.chunk == "auto":
-        for fitting in (chunk_in_files, chunk_of_files):
-            if not fits(side, inference):
-                fitted = replace(choice, chunk=fitting(side, inference, block))
-                inference, field = settle(raster, recipe, fitted, quiet=True)
+    inference, field, seam = _settled(raster, recipe, asked, side)
     inference = masking_halo(inference, field, mask_halo)
     if aoi is not None:
         inference = replace(inference, area=AreaOfInterest.of(aoi, raster.grid))
@@ -378,6 +372,20 @@ def plan(
     )
     _check_files(made)
     return made
+
+
+def _settled(
+    raster: Source, recipe: Model, asked: Choice, side: int | Literal["auto"] | None
+) -> tuple[Inference, ReceptiveField, SeamError | None]:
+    """Settle what is left open, with chunks of which files of so many pixels can be made."""
+    choice, seam = calibrate(raster, recipe, asked)
+    inference, field = settle(raster, recipe, choice, quiet=seam is not None)
+    if isinstance(side, int) and choice.chunk == "auto":
+        for fitting in (chunk_in_files, chunk_of_files):
+            if not fits(side, inference):
+                fitted = replace(choice, chunk=fitting(side, inference, choice.block))
+                inference, field = settle(raster, recipe, fitted, quiet=True)
+    return inference, field, seam
 
 
 def replaced(model: Model, **spec: Any) -> Model:

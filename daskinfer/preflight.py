@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .measured import is_remembered
+from .receptive.measured import is_remembered
 
 if TYPE_CHECKING:
     import torch

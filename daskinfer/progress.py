@@ -20,11 +20,12 @@ import rasterio
 from numpy.typing import NDArray
 from rasterio.errors import NotGeoreferencedWarning
 
-from . import tiff
+from .cog import tiff
+from .cog.tileindex import IndexedFile, whole_chunks
 from .dashboard import states as chunk_states
 from .dashboard.states import DONE, FAILED, MISSING, SKIPPED, thinned
+from .fileio import read_at
 from .ledger import Failure, read_ledger
-from .tileindex import IndexedFile, read_at, whole_chunks
 from .tiling import AxisTiling
 
 __all__ = ["STATES", "Progress", "read_progress", "write_map"]

@@ -27,10 +27,7 @@ from .dashboard.feed import feeding
 from .dashboard.view import RunView
 from .dispatch import Answer, Dispatch
 from .errors import InferenceError
-from .ledger import Failure
-from .memory import THREADS
-from .metrics import Meters
-from .monitor import (
+from .events import (
     Callback,
     ChunkDone,
     ChunkFailed,
@@ -43,6 +40,9 @@ from .monitor import (
     RunStopped,
     RunStopping,
 )
+from .ledger import Failure
+from .memory import THREADS
+from .metrics import Meters
 from .objects.plan import ObjectPlan
 from .outputs import Outputs, work_path
 from .paths import absolute_path
@@ -50,7 +50,14 @@ from .planner import Plan, check_output
 from .planner import plan as make_plan
 from .raster import layout_warning
 from .report import Report, check_html
-from .station import ChunkError, GroupResult, StationPlugin, open_stations, run_chunks, stop_station
+from .station import (
+    ChunkError,
+    GroupResult,
+    StationPlugin,
+    open_stations,
+    run_chunks,
+    stop_station,
+)
 from .trace import tracing
 
 __all__ = ["Job", "execute", "run"]
@@ -461,7 +468,7 @@ class _Driver:
 
     def _report(self, resumed: int, seconds: float, file_bytes: int) -> Report:
         note = layout_warning(self.plan.source, self.plan.tiling.chunk_at((0, 0)).read)
-        outside = len(self.plan.outside()) if isinstance(self.plan, Plan) else 0
+        outside = len(self.plan.outside())
         return Report(
             output=self.plan.output,
             shape=self.plan.shape,

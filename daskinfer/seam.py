@@ -17,13 +17,13 @@ import numpy as np
 import xarray as xr
 
 from . import display
-from .field import ReceptiveField
 from .forward import to_classes, to_values
 from .halo import receptive_field
 from .infer import infer_chunk, using_actor
 from .inference import Inference
 from .model import Model, load_model
 from .pixels import Array
+from .receptive.field import ReceptiveField
 from .settle import Choice, Size, auto_tile, pick_bands, settle
 from .source import Source, source_of
 from .tiling import AxisTiling, Span, Window, round_up

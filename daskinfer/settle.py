@@ -13,7 +13,6 @@ import numpy as np
 from .blockcache import cache_limit
 from .device import DeviceChoice, best_device, check_device
 from .errors import warn_user
-from .field import ReceptiveField
 from .forward import OutputFormat
 from .halo import (
     DEFAULT_OVERLAP,
@@ -25,6 +24,7 @@ from .halo import (
 )
 from .inference import Inference
 from .model import Model
+from .receptive.field import ReceptiveField
 from .source import Source
 from .tiling import AxisTiling, Tiling, round_up
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from .monitor import ChunkDone, Event
+from .events import ChunkDone, Event
 from .spans import Span
 
 __all__ = ["TraceWriter", "tracing"]

@@ -36,7 +36,7 @@ class Augmented(nn.Module):
     network : callable
         ``(n, band, y, x)`` to ``(n, channel, y, x)``.
     names : sequence of str
-        Of ``daskinfer.spec.SYMMETRIES``.
+        Of ``daskinfer.model.spec.SYMMETRIES``.
     """
 
     def __init__(

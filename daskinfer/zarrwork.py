@@ -20,8 +20,8 @@ import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
 
-from .cogspec import CogSpec
-from .overview import Shape
+from .cog.overview import Shape
+from .cog.spec import CogSpec
 from .pixels import Array
 
 __all__ = ["EncodedZarr", "ZarrDraft", "ZarrWork", "check_store", "is_zarr_output"]

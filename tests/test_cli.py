@@ -132,7 +132,7 @@ def test_a_factory_may_lie_in_the_folder_where_the_command_is_given(tmp_path, mo
 
 
 def test_heads_are_counted_from_the_end_too():
-    from daskinfer.cli import _heads
+    from daskinfer.arguments import _heads
 
     assert [_heads(text) for text in ("-1", "0,-2", "out", "a-1")] == [-1, [0, -2], "out", "a-1"]
 

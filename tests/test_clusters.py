@@ -21,12 +21,7 @@ from conftest import N3, noise, seeded, write_raster
 from daskinfer.clusters import cuda, preload, workers
 from daskinfer.clusters.check import check_versions, check_workers
 from daskinfer.clusters.options import cluster_options
-from daskinfer.clusters.slurm import (
-    import_cluster,
-    jobqueue_options,
-    seconds_of,
-    slurm_cluster,
-)
+from daskinfer.clusters.slurm import import_cluster, jobqueue_options, seconds_of, slurm_cluster
 from daskinfer.clusters.spec import read_spec, started, yaml_value
 from daskinfer.clusters.workers import WorkerSettings, neighbours, prepare_workers
 from daskinfer.source import source_of

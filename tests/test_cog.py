@@ -36,9 +36,8 @@ from cogs import (
     write_all,
     write_file,
 )
-from daskinfer import tileindex
-from daskinfer.cog import CogSpec, WorkFile, encode_chunk
-from daskinfer.cogspec import CODECS, DTYPES, gdal_profile
+from daskinfer.cog import CogSpec, WorkFile, encode_chunk, tileindex
+from daskinfer.cog.spec import CODECS, DTYPES, gdal_profile
 
 ROOT = Path(__file__).parents[1]
 

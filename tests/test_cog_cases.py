@@ -20,7 +20,7 @@ import daskinfer as di
 from cogs import assert_valid, check, spec_of, write_all
 from conftest import write_raster
 from daskinfer.cog import WorkFile, encode_chunk
-from daskinfer.cogspec import gdal_profile
+from daskinfer.cog.spec import gdal_profile
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cogs import assert_valid, chunks_of, noise_of, spec_of, write_all
 from daskinfer.cog import WorkFile, encode_chunk
-from daskinfer.cogstats import FIELDS, blank_statistics, block_statistics, merged
+from daskinfer.cog.statistics import FIELDS, blank_statistics, block_statistics, merged
 
 NAMES = ("MINIMUM", "MAXIMUM", "MEAN", "STDDEV", "VALID_PERCENT")
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import daskinfer as di
 from conftest import N3, seeded, write_raster
-from daskinfer.digest import module_digest
+from daskinfer.model.digest import module_digest
 
 
 class Lambda(nn.Module):

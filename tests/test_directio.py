@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cogs import check, class_map, noise_of, spec_of, write_file
-from daskinfer import tilecopy
-from daskinfer.directio import PAGE, aligned_buffer, direct_writer
-from daskinfer.tileindex import write_at
+from daskinfer.cog import tilecopy
+from daskinfer.cog.directio import PAGE, aligned_buffer, direct_writer
+from daskinfer.fileio import write_at
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="needs O_DIRECT")
 

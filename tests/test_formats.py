@@ -324,7 +324,7 @@ def test_checkpoints_of_training_loops_are_understood(tmp_path, factory, nest, p
 
 
 def test_prefixes_that_belong_to_the_network_stay():
-    from daskinfer.loaders.checkpoint import without_prefixes
+    from daskinfer.model.loaders.checkpoint import without_prefixes
 
     state = {"model.0.weight": 1, "model.1.weight": 2}
     assert without_prefixes(state, state) == state

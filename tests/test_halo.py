@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from daskinfer.field import ReceptiveField
 from daskinfer.halo import DEFAULT_OVERLAP, choose_halo
-from daskinfer.probe import measure_field
+from daskinfer.receptive.field import ReceptiveField
+from daskinfer.receptive.probe import measure_field
 from daskinfer.tiling import round_up
 from nets import (
     Attention,

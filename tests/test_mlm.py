@@ -21,7 +21,7 @@ from conftest import N3, noise, seeded, write_raster
 from daskinfer.cli import main
 from daskinfer.demo import demo_model_path, demo_path
 from daskinfer.forward import Forward
-from daskinfer.mlm.scaling import scaled, scaling_of
+from daskinfer.model.mlm.scaling import scaled, scaling_of
 from models import export, onnx_file
 from oracle import assert_classes, whole
 

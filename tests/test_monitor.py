@@ -17,11 +17,11 @@ from conftest import N3, noise, seeded, write_raster
 from daskinfer import monitor
 from daskinfer.dashboard.states import COLORS, DONE, FAILED, MISSING, SKIPPED
 from daskinfer.dashboard.widget import NotebookProgress, in_notebook
+from daskinfer.events import describe
 from daskinfer.monitor import (
     ChunkDone,
     ChunkFailed,
     ChunkRetried,
-    Pacer,
     ProgressBar,
     ProgressLines,
     RunFinished,
@@ -31,6 +31,7 @@ from daskinfer.monitor import (
     RunStopping,
     progress,
 )
+from daskinfer.pace import Pacer
 from held import BAD, CHUNK, entered, gated_plan, numbers, released
 
 
@@ -163,13 +164,15 @@ def test_a_run_that_is_stopped_says_what_it_waits_for(tmp_path, one_worker, caps
     with pytest.raises(KeyboardInterrupt):
         di.run(gated_plan(tmp_path), client=one_worker, callbacks=displays)
     stopping = [event for event in events if isinstance(event, RunStopping)]
-    assert stopping[0].chunks == (CHUNK,)
+    # Others that are about to end may be at work too.
+    assert CHUNK in stopping[0].chunks
     assert stopping[0].seconds == 20
     assert stopping[-1].chunks == ()
     assert isinstance(events[-1], RunStopped)
     assert isinstance(events[-1].error, KeyboardInterrupt)
     assert CHUNK in [event.chunk for event in events if isinstance(event, ChunkDone)]
-    text = f"waits up to 20 s for 1 chunk at work ({CHUNK}); Ctrl-C again does not wait"
+    text = describe(stopping[0]).removeprefix("stopping: ")
+    assert text.startswith("waits up to 20 s for ")
     assert f"stopping: {text}" in capsys.readouterr().err.splitlines()
     assert any(f"|stopping|| {text}|" in text_of(html) for html in screen.handle.shown)
     assert "|stopped|| KeyboardInterrupt|" in text_of(screen.handle.shown[-1])

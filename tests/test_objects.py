@@ -9,6 +9,7 @@ import geopandas
 import numpy as np
 import pytest
 import rasterio
+import rasterio.features
 import shapely
 import torch
 from affine import Affine
@@ -240,6 +241,25 @@ def test_a_stopped_run_goes_on(raster, tmp_path, one_worker):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["o.gpkg"]
     with pytest.raises(FileExistsError, match="overwrite=True"):
         di.detect(path, model, output, **options)
+
+
+def test_an_area_keeps_the_objects_centred_in_it(raster, detected, tmp_path, one_worker):
+    area = shapely.Polygon([TRANSFORM @ corner for corner in ((250, 40), (415, 30), (330, 180))])
+    options = {"tile": 96, "chunk": 100, "max_object": 24, "aoi": area}
+    output = tmp_path / "o.parquet"
+    report = di.detect(raster[0], Patches(), output, client=one_worker, **options)
+    inside = rasterio.features.geometry_mask([area], (300, 420), TRANSFORM, invert=True)
+    expected = [
+        on_map(box) for box in raster[1]
+        if inside[(box[1] + box[3]) // 2, (box[0] + box[2]) // 2]
+    ]  # fmt: skip
+    assert 0 < len(expected) < len(raster[1])
+    assert bounds_of(output) == sorted(expected)
+    assert report.outside > 0
+    assert report.complete
+    assert report.tiles < detected[0].tiles
+    with pytest.raises(ValueError, match="no pixel of the raster"):
+        di.detect(raster[0], Patches(), tmp_path / "p.parquet", aoi=(0, 0, 1, 1))
 
 
 def test_other_settings_do_not_go_on(raster, tmp_path, one_worker):

@@ -14,9 +14,9 @@ from torch import nn
 
 import daskinfer as di
 from conftest import N3, Pixel, noise, seeded, write_raster
+from daskinfer.cog.overview import reduce2x2
 from daskinfer.forward import Forward, OutputFormat, to_pixels
 from daskinfer.infer import infer_chunk, release_actor, using_actor
-from daskinfer.overview import reduce2x2
 from daskinfer.settle import Choice, settle
 from daskinfer.source import ArraySource
 from oracle import whole

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskinfer.overview import level_shapes, reduce2x2
+from daskinfer.cog.overview import level_shapes, reduce2x2
 
 INTEGERS = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,47 +14,63 @@ import pytest
 import daskinfer as di
 
 FOLDER = Path(di.__file__).parent
-MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
-PACKAGES = {path.parent.name for path in FOLDER.glob("*/__init__.py")}
+
+
+def dotted(path):
+    parts = path.relative_to(FOLDER).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+# By their names below the package, whose own is left out.
+FILES = {dotted(path): path for path in sorted(FOLDER.rglob("*.py")) if dotted(path)}
 # What runs on a cluster; the rest works without one.
-MAY_IMPORT_DISTRIBUTED = {"dispatch", "station", "runner", "clusters", "dashboard"}
+MAY_IMPORT_DISTRIBUTED = {"bench", "clusters", "dashboard", "dispatch", "runner", "station"}
 LONGEST = 500
-# Longer for now, and no longer than this.
-LONG: dict[str, int] = {}
 
 
 def syntax(module):
-    return ast.parse((FOLDER / f"{module}.py").read_text())
+    return ast.parse(FILES[module].read_text())
 
 
 def for_type_checkers(node):
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-def imports(module):
-    """Dotted names that a module imports when it runs, also inside functions."""
-    todo = [syntax(module)]
+def run_by(tree):
+    """Nodes that run, also inside functions."""
+    todo = [tree]
     while todo:
         node = todo.pop()
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                base = f"daskinfer.{base}".rstrip(".")
-            # `from . import display` imports the module, not the package.
-            if base == "daskinfer":
-                yield from (f"daskinfer.{alias.name}" for alias in node.names)
-            else:
-                yield base
-        elif not for_type_checkers(node):
+        if not for_type_checkers(node):
+            yield node
             todo.extend(ast.iter_child_nodes(node))
 
 
-def own_imports(module):
-    """Modules of this package that a module imports."""
-    names = (name.split(".") for name in imports(module))
-    return {name[1] if len(name) > 1 else "" for name in names if name[0] == "daskinfer"}
+def named_by(module, node):
+    """Full names that an import statement imports; of names out of a module, both are told."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if not isinstance(node, ast.ImportFrom):
+        return set()
+    base = node.module or ""
+    if node.level:
+        parts = ["daskinfer", *module.split(".")]
+        # A package is its own folder, a module lies in one.
+        up = node.level - (FILES[module].name == "__init__.py")
+        base = ".".join([*parts[: len(parts) - up], *base.split(".")]).rstrip(".")
+    return {base} | {f"{base}.{alias.name}" for alias in node.names}
+
+
+def imports(module):
+    """Full names that a module imports when it runs, also inside functions."""
+    return set().union(*(named_by(module, node) for node in run_by(syntax(module))))
+
+
+def own_modules(names):
+    """Modules of this package among full names, and the packages in which they lie."""
+    own = {name.removeprefix("daskinfer.") for name in names if name.startswith("daskinfer.")}
+    parents = {name.rpartition(".")[0] for name in own & FILES.keys()}
+    return (own | parents) & FILES.keys()
 
 
 def in_new_process(code):
@@ -78,7 +95,8 @@ def test_every_exported_name_resolves_and_is_documented():
 
 
 def test_type_checkers_see_the_exported_names():
-    block = next(node for node in syntax("__init__").body if for_type_checkers(node))
+    root = ast.parse(Path(di.__file__).read_text())
+    block = next(node for node in root.body if for_type_checkers(node))
     seen = {alias.asname or alias.name for line in block.body for alias in line.names}
     assert seen | {"__version__"} == set(di.__all__)
 
@@ -94,25 +112,30 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = di.nonsense
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name != "__main__"])
+@pytest.mark.parametrize("module", [name for name in FILES if name != "__main__"])
 def test_what_a_module_exports_is_in_it(module):
     imported = importlib.import_module(f"daskinfer.{module}")
     exported = getattr(imported, "__all__", [])
     assert len(exported) == len(set(exported))
     assert [name for name in exported if not hasattr(imported, name)] == []
-    assert imported.__doc__ or module == "_version"
+    assert imported.__doc__
 
 
 # --- import directions ----------------------------------------------------------------------------
 
 
 def test_no_module_imports_the_package_root():
-    roots = {module: own_imports(module) - set(MODULES) - PACKAGES for module in MODULES}
-    assert {module: names for module, names in roots.items() if names} == {}
+    exported = {f"daskinfer.{name}" for name in di.__all__} - {
+        f"daskinfer.{name}" for name in FILES
+    }
+    assert {module for module in FILES if imports(module) & exported} == set()
 
 
 def test_imports_go_in_one_direction():
-    graph = {module: own_imports(module) & set(MODULES) for module in MODULES}
+    graph = {module: own_modules(imports(module)) for module in FILES}
+    # A module runs after the package it lies in, which may have begun with it.
+    for module, below in graph.items():
+        graph[module] = {name for name in below if not module.startswith(f"{name}.")} - {module}
     # Take away what imports nothing that is left; what remains imports each other.
     while leaves := {module for module, below in graph.items() if not below & graph.keys()}:
         graph = {module: below for module, below in graph.items() if module not in leaves}
@@ -121,29 +144,24 @@ def test_imports_go_in_one_direction():
 
 def test_only_what_runs_on_a_cluster_imports_distributed():
     importing = {
-        module
-        for module in MODULES
+        module.split(".")[0]
+        for module in FILES
         if any(name.split(".")[0] in ("distributed", "dask_jobqueue") for name in imports(module))
         or "dask.distributed" in imports(module)
     }
     assert importing <= MAY_IMPORT_DISTRIBUTED
 
 
-@pytest.mark.parametrize("module", ["tiling", "actor", "errors", "display", "ledger"])
+@pytest.mark.parametrize("module", ["tiling", "actor", "errors", "display", "ledger", "events"])
 def test_the_plain_modules_need_no_heavy_package(module):
     heavy = {"torch", "dask", "distributed", "rasterio", "xarray", "rioxarray"}
     below, todo = set(), {module}
     while todo:
         name = todo.pop()
         below.add(name)
-        top = [node for node in syntax(name).body if not for_type_checkers(node)]
-        for node in top:
-            if isinstance(node, ast.Import):
-                assert not {alias.name.split(".")[0] for alias in node.names} & heavy
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                assert node.module.split(".")[0] not in heavy
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                todo |= {node.module} - below
+        names = set().union(*(named_by(name, node) for node in syntax(name).body))
+        assert {full.split(".")[0] for full in names} & heavy == set()
+        todo |= own_modules(names) - below
 
 
 # --- import cost ----------------------------------------------------------------------------------
@@ -163,12 +181,18 @@ def test_opening_a_raster_imports_no_torch():
 # --- files ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["__init__", *MODULES])
-def test_a_file_can_be_read_in_one_sitting(module):
-    lines = (FOLDER / f"{module}.py").read_text().count("\n")
-    assert lines <= LONG.get(module, LONGEST)
+@pytest.mark.parametrize("path", [Path(di.__file__), *FILES.values()], ids=str)
+def test_a_file_can_be_read_in_one_sitting(path):
+    assert path.read_text().count("\n") <= LONGEST
 
 
-def test_the_list_of_long_files_is_up_to_date():
-    lines = {name: (FOLDER / f"{name}.py").read_text().count("\n") for name in LONG}
-    assert {name for name in LONG if lines[name] <= LONGEST} == set()
+def test_the_readme_says_what_each_module_is_for():
+    readme = (FOLDER.parent / "README.md").read_text()
+    table = readme.partition("\n## Modules\n")[2].partition("\n## ")[0]
+    cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
+    told = {name for cell in cells for name in re.findall("`([a-z_]+)/?`", cell)}
+    hidden = {"__main__", "_version"}
+    there = {name for name in FILES if name.count(".") == 0} - hidden
+    assert there - told == set()
+    # What is told of, is there: a module, or one in a package.
+    assert told - {name.rpartition(".")[2] for name in FILES} == set()

@@ -15,8 +15,8 @@ import daskinfer as di
 from conftest import N3, noise, seeded, write_raster
 from daskinfer.forward import Forward
 from daskinfer.infer import make_device
-from daskinfer.measured import is_remembered
 from daskinfer.preflight import check_device_runs
+from daskinfer.receptive.measured import is_remembered
 from daskinfer.settle import Choice, settle
 from daskinfer.source import ArraySource
 from models import quiet, save_script

@@ -13,8 +13,8 @@ from torch import nn
 import daskinfer as di
 from conftest import N3, P4, Pixel, noise, seeded, write_raster
 from daskinfer.demo import demo_path
+from daskinfer.model.spec import SYMMETRIES
 from daskinfer.seam import halo_table
-from daskinfer.spec import SYMMETRIES
 from daskinfer.wrappers import apply, undo
 from oracle import whole
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rasterio.io import MemoryFile
 
-from daskinfer import tiff, tileindex
-from daskinfer.cogspec import CogSpec, template
+from daskinfer.cog import tiff, tileindex
+from daskinfer.cog.spec import CogSpec, template
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cogs import check, chunks_of, class_map, noise_of, spec_of, write_all
-from daskinfer import upper
-from daskinfer.cog import WorkFile, encode_chunk
-from daskinfer.encode import EncodedPart
-from daskinfer.upper import Region, made_from, regions
+from daskinfer.cog import WorkFile, encode_chunk, upper
+from daskinfer.cog.encode import EncodedPart
+from daskinfer.cog.upper import Region, made_from, regions
 
 CHUNK = (64, 64)
 

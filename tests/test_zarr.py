@@ -15,7 +15,7 @@ from affine import Affine
 import daskinfer as di
 from conftest import N3, TRANSFORM, Pixel, noise, seeded, write_raster
 from daskinfer.cli import main
-from daskinfer.cogspec import CogSpec
+from daskinfer.cog.spec import CogSpec
 from daskinfer.inputs.lattice import same_crs
 from daskinfer.source import source_of
 from daskinfer.zarrwork import EncodedZarr, ZarrDraft

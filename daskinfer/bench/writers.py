@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rasterio.windows import Window
 
 from daskinfer.cog import CogSpec, WorkFile, encode_chunk
-from daskinfer.encode import encode_levels
+from daskinfer.cog.encode import encode_levels
 
 if TYPE_CHECKING:
     import dask.array as da

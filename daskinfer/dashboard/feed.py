@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import warn_user
-from ..monitor import Event, RunFinished, RunStarted, RunStopped
+from ..events import Event, RunFinished, RunStarted, RunStopped
 from .backdrop import backdrop
 from .view import TOPIC, RunView
 

@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import display
-from ..metrics import Meters
-from ..monitor import (
+from ..events import (
     ChunkDone,
     ChunkFailed,
     ChunkRetried,
     Event,
     Metered,
-    Pacer,
     RunFinished,
     RunFinishing,
     RunStarted,
@@ -26,6 +24,8 @@ from ..monitor import (
     RunStopping,
     describe,
 )
+from ..metrics import Meters
+from ..pace import Pacer
 from .states import DONE, FAILED, MISSING, RESUMED, SKIPPED, ChunkMap
 
 __all__ = ["ENDED", "TOPIC", "FailedChunk", "RunView", "Snapshot"]

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from ..monitor import Event, RunFinished, RunFinishing, RunStarted, RunStopped, RunStopping
+from ..events import Event, RunFinished, RunFinishing, RunStarted, RunStopped, RunStopping
 from .html import overview
 from .view import RunView
 

@@ -13,15 +13,7 @@ from typing import Any, Literal
 from ..handles import Sign
 from ..raster import Raster, describe
 from ..selection import Bands, find_bands
-from .gather import (
-    Named,
-    TargetGrid,
-    bands_of,
-    described,
-    items_of_bands,
-    mosaic_of,
-    steps_of,
-)
+from .gather import Named, TargetGrid, bands_of, described, items_of_bands, mosaic_of, steps_of
 from .protocol import Source
 from .stac import Item, StacBand, is_stac, items_of, stac_bands
 from .timestack import TimeStack, day_of

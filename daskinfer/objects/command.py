@@ -4,41 +4,31 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from functools import partial
 from typing import Any
+
+from daskinfer.arguments import add_part, add_recipe, model_of, numbers, size, words
 
 __all__ = ["add_parsers"]
 
 _INCOMPLETE = 3
+_PART = ("window", "bounds", "bounds_crs")
 _DETECT = (
-    "window", "max_object", "tile", "stride", "chunk", "batch_size", "merge", "threshold", "metric",
-    "per_class", "min_score", "precision", "device", "on_error", "overwrite",
+    *_PART, "aoi", "max_object", "tile", "stride", "chunk", "batch_size", "merge", "threshold",
+    "metric", "per_class", "min_score", "precision", "device", "on_error", "overwrite",
 )  # fmt: skip
-_VECTORIZE = ("band", "window", "connectivity", "min_area", "values", "class_names", "chunk",
+_VECTORIZE = (*_PART, "band", "connectivity", "min_area", "values", "class_names", "chunk",
               "overwrite")  # fmt: skip
 
-Loads = Callable[[argparse.Namespace], Any]
 
-
-def add_parsers(commands: Any, add_recipe: Callable[[Any], None], load: Loads) -> None:
-    """Add both commands to the subparsers of the command line.
-
-    Parameters
-    ----------
-    commands : subparsers
-    add_recipe : callable
-        Adds the options of a model to a parser.
-    load : callable
-        Makes the model of arguments.
-    """
+def add_parsers(commands: Any) -> None:
+    """Add both commands to the subparsers of the command line."""
     detect = commands.add_parser("detect", help="find objects in a raster, into a vector file")
     detect.add_argument("source", help="raster that GDAL opens")
     detect.add_argument("model", help="detection model, in any format that run takes")
     detect.add_argument("destination", metavar="output", help=".parquet, .gpkg or .fgb")
     _add_detect_options(detect.add_argument_group("search"))
     add_recipe(detect)
-    detect.set_defaults(command=partial(_detect, load))
+    detect.set_defaults(command=_detect)
 
     vectorize = commands.add_parser("vectorize", help="turn a class map into polygons")
     vectorize.add_argument("source", help="raster of classes that GDAL opens")
@@ -48,14 +38,15 @@ def add_parsers(commands: Any, add_recipe: Callable[[Any], None], load: Loads) -
 
 
 def _add_detect_options(search: Any) -> None:
-    _add_window(search)
+    add_part(search)
+    search.add_argument("--aoi", metavar="PATH", help="polygons that objects have their centre in")
     search.add_argument(
         "--max-object", type=int, default=128, metavar="PX", help="side of what a tile shows whole"
     )
-    search.add_argument("--tile", type=_size, default="auto", metavar="PX")
+    search.add_argument("--tile", type=size, default="auto", metavar="PX")
     search.add_argument("--stride", type=int, default=1, metavar="PX", help="of the tiles' sides")
-    search.add_argument("--chunk", type=_size, default="auto", metavar="PX")
-    search.add_argument("--batch-size", type=_size, default="auto", metavar="N")
+    search.add_argument("--chunk", type=size, default="auto", metavar="PX")
+    search.add_argument("--batch-size", type=size, default="auto", metavar="N")
     search.add_argument("--merge", choices=("tiles", "core", "nms", "nmm"), default="tiles")
     search.add_argument(
         "--overlap-threshold", dest="merge_threshold", type=float, default=0.5, metavar="X",
@@ -75,25 +66,19 @@ def _add_detect_options(search: Any) -> None:
 
 
 def _add_vectorize_options(parser: argparse.ArgumentParser) -> None:
-    _add_window(parser)
+    add_part(parser)
     parser.add_argument("--band", type=_band, metavar="NAME|N", help="that holds the classes")
     parser.add_argument("--connectivity", type=int, choices=(4, 8), default=4)
     parser.add_argument(
         "--min-area", type=float, default=0.0, metavar="X", help="in square units of the CRS"
     )
-    parser.add_argument("--values", type=_numbers, metavar="N,N,...", help="only these")
-    parser.add_argument("--class-names", type=lambda text: text.split(","), metavar="A,B,...")
+    parser.add_argument("--values", type=numbers(int), metavar="N,N,...", help="only these")
+    parser.add_argument("--class-names", type=words, metavar="A,B,...")
     parser.add_argument("--chunk", type=int, default=2048, metavar="PX")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output")
 
 
-def _add_window(parser: Any) -> None:
-    parser.add_argument(
-        "--window", type=_numbers, metavar="ROW,COL,HEIGHT,WIDTH", help="part of the source"
-    )
-
-
-def _detect(load: Loads, arguments: argparse.Namespace) -> int:
+def _detect(arguments: argparse.Namespace) -> int:
     from daskinfer.clusters import cluster
     from daskinfer.clusters.options import cluster_options
     from daskinfer.monitor import progress
@@ -102,7 +87,7 @@ def _detect(load: Loads, arguments: argparse.Namespace) -> int:
     # The threshold of a recipe is one of scores.
     between = arguments.merge_threshold
     options = {name: getattr(arguments, name) for name in _DETECT} | {"threshold": between}
-    plan = plan_objects(arguments.source, load(arguments), arguments.destination, **options)
+    plan = plan_objects(arguments.source, model_of(arguments), arguments.destination, **options)
     print(plan)
     bar = progress()
     options = cluster_options(arguments.cluster, arguments.workers, arguments.cluster_option)
@@ -122,17 +107,6 @@ def _vectorize(arguments: argparse.Namespace) -> int:
     print("tracing outlines ...", file=sys.stderr, flush=True)
     print(vectorize(arguments.source, arguments.destination, **options))
     return 0
-
-
-def _size(text: str) -> Any:
-    if text == "auto":
-        return text
-    sides = _numbers(text)
-    return sides[0] if len(sides) == 1 else sides
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split(","))
 
 
 def _band(text: str) -> str | int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import xarray as xr
 
 from daskinfer.device import DeviceChoice
+from daskinfer.inputs.aoi import AreaOfInterest
 from daskinfer.model import Model, load_model
 from daskinfer.objects.keep import ObjectOutputs
 from daskinfer.objects.plan import Merge, ObjectPlan, Search, tiled_for
@@ -20,7 +21,7 @@ from daskinfer.source import source_of
 if TYPE_CHECKING:
     from distributed import Client
 
-    from daskinfer.monitor import Callback
+    from daskinfer.events import Callback
 
 __all__ = ["detect", "plan_objects"]
 
@@ -55,9 +56,10 @@ def detect(
     client, callbacks, trace
         As for `run`.
     **options
-        Of `plan_objects`: ``window``, ``max_object``, ``tile``, ``stride``, ``chunk``,
-        ``batch_size``, ``merge``, ``threshold``, ``metric``, ``per_class``, ``min_score``,
-        ``precision``, ``device``, ``reproducible``, ``on_error``, ``overwrite``.
+        Of `plan_objects`: ``window``, ``bounds``, ``bounds_crs``, ``aoi``, ``max_object``,
+        ``tile``, ``stride``, ``chunk``, ``batch_size``, ``merge``, ``threshold``, ``metric``,
+        ``per_class``, ``min_score``, ``precision``, ``device``, ``reproducible``, ``on_error``,
+        ``overwrite``.
 
     Returns
     -------
@@ -114,6 +116,9 @@ def plan_objects(
     output: str | os.PathLike[str],
     *,
     window: tuple[int, int, int, int] | None = None,
+    bounds: Sequence[float] | None = None,
+    bounds_crs: Any = None,
+    aoi: Any = None,
     max_object: int = 128,
     tile: int | tuple[int, int] | Literal["auto"] = "auto",
     stride: int = 1,
@@ -136,8 +141,11 @@ def plan_objects(
     ----------
     source, model, output
         As for `detect`.
-    window : tuple of int, optional
-        ``(row, col, height, width)`` of the source in pixels.
+    window, bounds, bounds_crs : optional
+        Part of the source, in pixels or in coordinates, as for `open_raster`.
+    aoi : path, GeoJSON, geometry, GeoDataFrame or bounds, optional
+        Polygons, as for `plan`: kept are objects whose centre is in a pixel inside.  They are those
+        of a search over all of the raster; chunks far from them are neither read nor run.
     max_object : int, default 128
         Side in pixels of the largest object that a tile shall show whole: the halo of the tiles.
         Larger ones are put together from what several tiles see of them.
@@ -189,7 +197,8 @@ def plan_objects(
     path = check_features(os.fspath(output), overwrite)
     search = Search(max_object, merge, threshold, metric, per_class, min_score)
     recipe = _recipe(model, precision)
-    raster = pick_bands(source_of(source, window=window), recipe)
+    part = source_of(source, window=window, bounds=bounds, bounds_crs=bounds_crs)
+    raster = pick_bands(part, recipe)
     if raster.grid.gcps or raster.grid.rpcs:
         raise ValueError(
             "objects of a raster with ground control points or RPCs have no place on the map yet: "
@@ -206,7 +215,8 @@ def plan_objects(
         device=device,
         reproducible=reproducible,
     )
-    return ObjectPlan(raster, recipe, path, inference, search, on_error, overwrite)
+    area = None if aoi is None else AreaOfInterest.of(aoi, raster.grid)
+    return ObjectPlan(raster, recipe, path, inference, search, on_error, overwrite, area)
 
 
 def _recipe(model: Any, precision: Any) -> Model:

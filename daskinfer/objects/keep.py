@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from affine import Affine
 
+from daskinfer.inputs.aoi import AreaOfInterest
 from daskinfer.ledger import Failure, Ledger
 from daskinfer.objects.merge import same_objects, suppress
 from daskinfer.objects.plan import ObjectPlan, Search
@@ -62,7 +63,7 @@ class ObjectOutputs:
     def finished(self) -> npt.NDArray[np.bool_]:
         """Whether each chunk is done, in row-major order."""
         done = np.zeros(self.plan.tiling.chunks, np.bool_)
-        done[list(self.chunks)] = True
+        done[[*self.chunks, *self.plan.outside()]] = True
         return done
 
     def todo(self, finished: npt.NDArray[np.bool_] | None = None) -> tuple[Iterator[int], int]:
@@ -92,6 +93,8 @@ class ObjectOutputs:
         # In order of place: the result does not depend on which chunk came first.
         found = concatenated(self.chunks[number] for number in sorted(self.chunks))
         found = merged(found, plan.tiling, plan.search)
+        if plan.area is not None:
+            found = _centred(found, plan.area, plan.tiling)
         names = plan.model.class_names
         self.counts = _counted(found, names)
         _write(found, plan.output, plan.source.grid.transform, plan.source.grid.crs, names)
@@ -153,6 +156,24 @@ def merged(found: Found, tiling: Tiling, search: Search) -> Found:
             found = _joined(found, groups, united=np.full(len(rows), search.merge == "nmm"))
     x1, y1, x2, y2 = found.rows["box"].T
     return found.pick(np.lexsort((found.rows["label"], x2, y2, x1, y1)))
+
+
+def _centred(found: Found, area: AreaOfInterest, tiling: Tiling) -> Found:
+    """The objects whose centre is in a pixel of the area."""
+    if not len(found):
+        return found
+    boxes, grid = found.rows["box"], tiling.grid
+    # (row, col), of an object that ends at the raster's edge too.
+    centres = np.floor((boxes[:, 1::-1] + boxes[:, :1:-1]) / 2).astype(int)
+    indices = np.minimum(centres // tiling.chunk, np.array(grid) - 1)
+    kept = np.zeros(len(found), np.bool_)
+    chunks, places = np.unique(indices, axis=0, return_inverse=True)
+    for number, (i, j) in enumerate(chunks.tolist()):
+        window = tiling.chunk_at((i, j)).window
+        here = np.flatnonzero(places.ravel() == number)
+        rows, cols = (centres[here] - window.origin).T
+        kept[here] = area.inside(window)[rows, cols]
+    return found.pick(kept)
 
 
 def _extents(tiles: npt.NDArray[Any], tiling: Tiling) -> Boxes:

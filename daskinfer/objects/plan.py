@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from daskinfer import display
 from daskinfer.device import DeviceChoice, check_device
 from daskinfer.forward import OutputFormat
 from daskinfer.inference import Inference
+from daskinfer.inputs.aoi import AreaOfInterest
 from daskinfer.memory import expected_memory
 from daskinfer.model import Model
 from daskinfer.source import Source
@@ -88,6 +90,8 @@ class ObjectPlan:
         What becomes of a chunk that fails for good; "nodata" leaves it without objects.
     overwrite : bool
         Whether an existing output or partial output is replaced.
+    area : AreaOfInterest or None
+        Where the centres of objects lie; None for anywhere.
     """
 
     source: Source
@@ -97,6 +101,7 @@ class ObjectPlan:
     search: Search
     on_error: Literal["raise", "nodata"] = "raise"
     overwrite: bool = False
+    area: AreaOfInterest | None = None
 
     @property
     def tiling(self) -> Tiling:
@@ -109,8 +114,18 @@ class ObjectPlan:
         return self.tiling.shape
 
     def outside(self) -> tuple[int, ...]:
-        """Chunks in which nothing is looked for: none."""
-        return ()
+        """Numbers of the chunks in which nothing is looked for, as no object of the area is there.
+
+        An object that is put together from its parts may reach into the chunk beside.
+        """
+        if self.area is None:
+            return ()
+        down, across = self.tiling.grid
+        touched = np.pad(self.area.chunks(self.tiling).reshape(down, across), 1)
+        near = np.zeros((down, across), np.bool_)
+        for i, j in itertools.product(range(3), range(3)):
+            near |= touched[i : i + down, j : j + across]
+        return tuple(int(number) for number in np.flatnonzero(~near))
 
     @property
     def memory(self) -> int:
@@ -128,6 +143,7 @@ class ObjectPlan:
             "model": model,
             "tiling": asdict(self.tiling),
             "search": asdict(self.search),
+            "area": None if self.area is None else self.area.digest,
         }
         return json.loads(json.dumps(asked))  # type: ignore[no-any-return]
 
@@ -149,6 +165,7 @@ class ObjectPlan:
             ("tile", f"{display.sides_text(tiling.tile)} px"),
             ("overhead", f"{tiling.overhead:.0%} more pixels computed than the raster has"),
             ("chunks", f"{display.count_text(tiling.chunks)} of {display.sides_text(chunk)} px"),
+            *self._area_row(),
             (
                 "tiles",
                 f"{display.count_text(tiling.runs)} in batches of {self.inference.batch_size}",
@@ -156,6 +173,13 @@ class ObjectPlan:
             ("memory", f"{display.bytes_text(self.memory)} per worker and the model's activations"),
             ("output", self.output),
         ]
+
+    def _area_row(self) -> list[display.Row]:
+        if self.area is None:
+            return []
+        count = self.tiling.chunks - len(self.outside())
+        height, width = self.area.pixels.shape
+        return [("area", f"{display.count_text(count)} chunks, around {height} x {width} px")]
 
 
 def tiled_for(

@@ -63,6 +63,8 @@ def vectorize(
     *,
     band: str | int | None = None,
     window: tuple[int, int, int, int] | None = None,
+    bounds: Sequence[float] | None = None,
+    bounds_crs: Any = None,
     connectivity: Literal[4, 8] = 4,
     min_area: float = 0.0,
     values: Sequence[int] | None = None,
@@ -86,8 +88,8 @@ def vectorize(
     band : str or int, optional
         Name of the band, or number from 1; needed only where there are several: the first of a map
         with its confidence beside.
-    window : tuple of int, optional
-        ``(row, col, height, width)`` in pixels.
+    window, bounds, bounds_crs : optional
+        Part of the map, in pixels or in coordinates, as for `open_raster`.
     connectivity : {4, 8}
         Whether pixels that touch at a corner only are one area.
     min_area : float, default 0
@@ -127,7 +129,7 @@ def vectorize(
     need_vector()
     path = check_features(os.fspath(output), overwrite)
     _check(connectivity, min_area, chunk)
-    raster = _band_of(source_of(source, window=window), band)
+    raster = _band_of(source_of(source, window=window, bounds=bounds, bounds_crs=bounds_crs), band)
     names = _names(source, class_names)
     place = Affine.identity() if raster.grid.transform is None else raster.grid.transform
     wanted = None if values is None else np.asarray(values, np.int64)

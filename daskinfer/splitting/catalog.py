@@ -16,7 +16,7 @@ import rasterio
 from affine import Affine
 from rasterio.warp import transform_geom
 
-from ..cogspec import CogSpec
+from ..cog.spec import CogSpec
 from .pieces import Index, Pieces, Places
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
 
-from ..cogspec import CogSpec
-from ..encode import EncodedChunk, encode_chunk
-from ..overview import Array
+from ..cog.encode import EncodedChunk, encode_chunk
+from ..cog.overview import Array
+from ..cog.spec import CogSpec
 from ..tiling import Span, Window
 
 __all__ = [

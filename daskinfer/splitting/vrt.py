@@ -22,9 +22,9 @@ import numpy as np
 import rasterio.shutil
 from rasterio.io import MemoryFile
 
-from ..cogspec import CogSpec, no_georeferencing_warning, template_file
-from ..cogstats import FAILED
-from ..tileindex import rename, sync_file
+from ..cog.spec import CogSpec, no_georeferencing_warning, template_file
+from ..cog.statistics import FAILED
+from ..fileio import rename, sync_file
 from ..tiling import Window
 
 __all__ = ["VrtSource", "mosaic", "overview", "write_text"]

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from rasterio.windows import Window as RasterWindow
 
 from ..cog import WorkFile
-from ..cogspec import CogSpec, no_georeferencing_warning
-from ..cogstats import FAILED, merged
-from ..encode import encode_chunk
-from ..overview import Shape, level_shapes, reduce2x2
-from ..tileindex import whole_chunks
+from ..cog.encode import encode_chunk
+from ..cog.overview import Shape, level_shapes, reduce2x2
+from ..cog.spec import CogSpec, no_georeferencing_warning
+from ..cog.statistics import FAILED, merged
+from ..cog.tileindex import whole_chunks
 from ..tiling import Span, Window
 from .catalog import write_catalog
 from .pieces import EncodedPieces, Index, Pieces, Places

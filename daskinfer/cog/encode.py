@@ -16,10 +16,10 @@ from affine import Affine
 from numpy.typing import NDArray
 from rasterio.io import MemoryFile
 
-from daskinfer import tiff
-from daskinfer.cogspec import CogSpec, gdal_profile
-from daskinfer.cogstats import Table, blank_statistics, block_statistics
-from daskinfer.overview import Array, reduce2x2
+from daskinfer.cog import tiff
+from daskinfer.cog.overview import Array, reduce2x2
+from daskinfer.cog.spec import CogSpec, gdal_profile
+from daskinfer.cog.statistics import Table, blank_statistics, block_statistics
 
 # Codecs that need no more of the file than the bytes of the tile; GDAL encodes the others, which
 # have tables and parameters in tags of the file.

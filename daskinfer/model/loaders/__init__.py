@@ -1,4 +1,4 @@
 """Formats in which a network is saved, one module each: read what a file tells, build the network.
 
-They know nothing of recipes (`daskinfer.model`) and are told apart by `daskinfer.formats`.
+They know nothing of recipes (`daskinfer.model`) and are told apart by `daskinfer.model.formats`.
 """

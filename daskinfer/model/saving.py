@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..receptive.measured import field_of
 from .loaders import exported
-from .measured import field_of
 from .mlm.write import item_of
 
 if TYPE_CHECKING:
-    from .model import Model
+    from .recipe import Model
 
 __all__ = ["mlm_item", "save_model"]
 

@@ -98,7 +98,7 @@ class Package:
         if self._fixed is not None:
             return self._fixed(x)
         if len(x) < self._least:
-            from ..wrappers import FixedBatch
+            from ...wrappers import FixedBatch
 
             return FixedBatch(self._compiled, self._least)(x)
         return self._compiled(x)
@@ -109,7 +109,7 @@ class Package:
 
     def _learned(self, refusal: str) -> bool:
         """Note what a refusal says of the batch size; False if it says nothing new."""
-        from ..wrappers import FixedBatch
+        from ...wrappers import FixedBatch
 
         if (small := _TOO_SMALL.search(refusal)) and int(small[1]) > self._least:
             self._least = int(small[1])

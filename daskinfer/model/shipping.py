@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from ..receptive.netrun import quiet
 from .loaders.torchscript import load_script
-from .netrun import quiet
 
 if TYPE_CHECKING:
     import torch

@@ -16,8 +16,8 @@ import rasterio
 from rasterio.errors import RasterioIOError
 from rasterio.windows import Window
 
-from daskinfer.cogspec import CogSpec
-from daskinfer.encode import EncodedChunk, EncodedPart, encode_levels
+from daskinfer.cog.encode import EncodedChunk, EncodedPart, encode_levels
+from daskinfer.cog.spec import CogSpec
 
 __all__ = ["Region", "made_from", "regions"]
 

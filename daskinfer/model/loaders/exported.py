@@ -84,7 +84,7 @@ def build(path: str, device: str, trust: bool = False) -> Network:
     """The network on a device, for batches of any size and float32 input."""
     from torch.export.passes import move_to_device_pass
 
-    from ..wrappers import Cast, FixedBatch
+    from ...wrappers import Cast, FixedBatch
 
     program, _ = read_program(path, trust)
     shape, dtype = _input(program, path)
@@ -120,7 +120,7 @@ def any_batch(module: torch.nn.Module) -> torch.nn.Module:
     shape = shape_of(module)
     if shape is None or shape[0] is None:
         return module
-    from ..wrappers import FixedBatch
+    from ...wrappers import FixedBatch
 
     return FixedBatch(module, shape[0])
 

@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._version import __version__
+from ..._version import __version__
 from ..digest import file_digest
 from .read import PREFIX
 from .scaling import scaled
 
 if TYPE_CHECKING:
-    from ..field import ReceptiveField
-    from ..model import Model
+    from ...receptive.field import ReceptiveField
+    from ..recipe import Model
 
 __all__ = ["item_of"]
 

@@ -9,7 +9,7 @@ from .field import ReceptiveField
 from .probe import measure_field
 
 if TYPE_CHECKING:
-    from .model import Model
+    from ..model import Model
 
 __all__ = ["field_of", "is_remembered", "remembered"]
 

@@ -45,7 +45,7 @@ def build(path: str, device: str) -> Network:
     network = OnnxNetwork(path, device)
     if network.batch is None:
         return network
-    from ..wrappers import FixedBatch
+    from ...wrappers import FixedBatch
 
     return FixedBatch(network, network.batch)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..tiling import round_up
 from .netrun import Line
-from .tiling import round_up
 
 if TYPE_CHECKING:
     import torch

@@ -20,9 +20,9 @@ from rasterio.control import GroundControlPoint
 from rasterio.errors import NotGeoreferencedWarning
 from rasterio.io import DatasetWriter, MemoryFile
 
-from daskinfer import tiff
-from daskinfer.cogstats import failed_placeholder, placeholders
-from daskinfer.overview import RESAMPLINGS, Shape, level_shapes
+from daskinfer.cog import tiff
+from daskinfer.cog.overview import RESAMPLINGS, Shape, level_shapes
+from daskinfer.cog.statistics import failed_placeholder, placeholders
 
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 DTYPES = (*_INTEGERS, "float32", "float64")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from . import display
+from .. import display
 
 if TYPE_CHECKING:
-    from .model import Model
+    from .recipe import Model
 
 __all__ = ["model_json", "model_table"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from .model import Model, Numbers
+    from .recipe import Model, Numbers
 
 __all__ = [
     "EMBEDDABLE",

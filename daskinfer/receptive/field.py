@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .tiling import round_up
+from ..tiling import round_up
 
 __all__ = ["ReceptiveField"]
 

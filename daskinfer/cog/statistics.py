@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskinfer.overview import Array, valid_mask
-from daskinfer.tiff import Entry
+from daskinfer.cog.overview import Array, valid_mask
+from daskinfer.cog.tiff import Entry
 
 if TYPE_CHECKING:
-    from daskinfer.tileindex import IndexedFile
+    from daskinfer.cog.tileindex import IndexedFile
 
 # Of one band of one block: count, mean, sum of squared deviations from the mean, smallest, largest.
 Table = NDArray[np.float64]

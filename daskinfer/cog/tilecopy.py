@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from daskinfer.directio import PAGE, Write, aligned_buffer, direct_writer
-from daskinfer.tileindex import IndexedFile
+from daskinfer.cog.directio import PAGE, Write, aligned_buffer, direct_writer
+from daskinfer.cog.tileindex import IndexedFile
 
 __all__ = ["compact", "copy_tiles"]
 

@@ -77,7 +77,7 @@ class Runner:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
         """Run on (band, y, x) -> (channel, y, x) in double; None where the net refuses the size."""
-        from .wrappers import HeadError, not_scores
+        from ..wrappers import HeadError, not_scores
 
         try:
             out = self.net(x[None].contiguous())

@@ -26,17 +26,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskinfer import cogstats, tiff
-from daskinfer.cogspec import CogSpec, no_georeferencing_warning, template
-from daskinfer.cogstats import StatisticsTable
-from daskinfer.encode import EncodedChunk, EncodedPart, encode_chunk, encode_nothing, encode_tile
+from daskinfer.cog import statistics as cogstats
+from daskinfer.cog import tiff
+from daskinfer.cog.encode import (
+    EncodedChunk,
+    EncodedPart,
+    encode_nothing,
+    encode_tile,
+)
+from daskinfer.cog.overview import Shape
+from daskinfer.cog.spec import CogSpec, no_georeferencing_warning, template
+from daskinfer.cog.statistics import StatisticsTable
+from daskinfer.cog.tilecopy import compact, copy_tiles
+from daskinfer.cog.tileindex import IndexedFile, new_file, whole_chunks
+from daskinfer.cog.upper import Region, made_from, regions
+from daskinfer.fileio import read_at, rename
 from daskinfer.filelock import FileLock
-from daskinfer.overview import Shape
-from daskinfer.tilecopy import compact, copy_tiles
-from daskinfer.tileindex import IndexedFile, new_file, read_at, rename, whole_chunks
-from daskinfer.upper import Region, made_from, regions
 
-__all__ = ["CogSpec", "EncodedChunk", "WorkFile", "encode_chunk"]
+__all__ = ["WorkFile"]
 
 # Sizes of the shared tile of nodata and of the table of statistics, in front of both.
 _SHARED = struct.Struct("<IQ")

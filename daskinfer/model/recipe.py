@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..paths import absolute_name
 from .digest import module_digest
 from .formats import FILES, FileKind, build_file, kind_of, read_file
 from .loaders import exported
@@ -19,7 +20,6 @@ from .loaders.factory import call_factory, first_in_channels, is_factory, resolv
 from .loaders.facts import CODE, Facts, Network
 from .loaders.torchscript import convolved_bands
 from .mlm.read import read_item, recipe_of
-from .paths import absolute_name
 from .shipping import ModelBytes, copy_module, find_module, is_script, keep_module, pack_module
 from .spec import EMBEDDABLE, PER_BAND, check_recipe, check_spec, json_value, tidy
 
@@ -78,7 +78,7 @@ class Model:
         The only ``(height, width)`` that the network accepts, in pixels.
     tta : tuple of str
         Symmetries over which scores are averaged (test-time augmentation), of
-        `daskinfer.spec.SYMMETRIES`.
+        `daskinfer.model.spec.SYMMETRIES`.
     precision : {"float32", "bfloat16", "float16"}
         Arithmetic of the network (autocast); normalisation and post-processing stay in float32.
     compile : bool
@@ -205,15 +205,15 @@ class Model:
         """
         network = self._network(device)
         if self.head is not None:
-            from .wrappers import Headed
+            from ..wrappers import Headed
 
             network = Headed(network, self.head)
         if self.axes == "nhwc":
-            from .wrappers import ChannelsLast
+            from ..wrappers import ChannelsLast
 
             network = ChannelsLast(network)
         if self.tta:
-            from .wrappers import Augmented
+            from ..wrappers import Augmented
 
             network = Augmented(network, self.tta)
         return network
@@ -335,7 +335,7 @@ def load_model(source: Any, *, weights: str | Path | None = None, **spec: Any) -
         Fields of `Model`: ``bands``, ``scale``, ``offset``, ``clip_min``, ``clip_max``, ``mean``,
         ``std``, ``fill``, ``output``, ``activation``, ``threshold``, ``class_names``,
         ``class_colors``, ``tile``, ``precision``, ``compile``, ``axes``, ``accelerator``,
-        ``trust``, and ``tta``: "d4" or a list of `daskinfer.spec.SYMMETRIES`.
+        ``trust``, and ``tta``: "d4" or a list of `daskinfer.model.spec.SYMMETRIES`.
         What a ``.pt2`` (extra file ``daskinfer.json``) or an MLM item say are the defaults.
 
     Returns
