@@ -141,6 +141,8 @@ class Dispatch:
     _landing: queue.Queue[Future] = field(default_factory=queue.Queue)
     _again: deque[tuple[int, Collection[str]]] = field(default_factory=deque)
     _back: deque[int] = field(default_factory=deque)
+    # Workers that tasks in flight were told to prefer.
+    _near: dict[Any, frozenset[str]] = field(default_factory=dict)
     _threads: dict[str, int] = field(default_factory=dict)
     _looked: float = -_THREADS_EVERY
     _alone: float | None = None
@@ -194,6 +196,7 @@ class Dispatch:
         """Take back what does not run yet, and forget the rest."""
         futures = [future for future, _ in self._flying.values()]
         self._flying.clear()
+        self._near.clear()
         self._again.clear()
         self._back.clear()
         # The scheduler may be gone.
@@ -204,6 +207,7 @@ class Dispatch:
         """Submit as much as there is room for; returns how many chunks of the rest that took."""
         if time.monotonic() - self._looked > (_THREADS_EVERY if self._threads else _ALONE_EVERY):
             self._threads, self._looked = self.workers(), time.monotonic()
+            self._free()
         lanes = max(1, sum(self._threads.values()))
         limit = _IN_FLIGHT_PER_THREAD * lanes if most is None else most
         room = limit - len(self._flying)
@@ -214,8 +218,7 @@ class Dispatch:
             number, avoid = self._again.popleft()
             room -= 1
             if others := [address for address in self._threads if avoid and address not in avoid]:
-                # Never bound to an address for good: a worker that dies comes back under another.
-                self._submit([(number,)], workers=others, allow_other_workers=True)
+                self._submit([(number,)], near=others)
             else:
                 groups.append((number,))
         taken = 0
@@ -244,10 +247,27 @@ class Dispatch:
                 f"{self.client.scheduler.address}; stop it with Ctrl-C, it can be gone on with"
             )
 
-    def _submit(self, groups: list[tuple[int, ...]], **where: Any) -> None:
+    def _free(self) -> None:
+        """Submit tasks anew whose workers are all gone.
+
+        Dask lets such a task run elsewhere, but not on workers that join later: where none was
+        left for a moment, it would wait for those that are gone for good.
+        """
+        lost = [key for key, near in self._near.items() if not near & self._threads.keys()]
+        if not lost:
+            return
+        bound = [self._flying.pop(key) for key in lost]
+        for key in lost:
+            del self._near[key]
+        self.client.cancel([future for future, _ in bound])
+        self._submit([group for _, group in bound])
+
+    def _submit(self, groups: list[tuple[int, ...]], near: Collection[str] = ()) -> None:
         """Submit tasks in one message: the scheduler keeps a record per message for good."""
         if not groups:
             return
+        # Other workers too, as those that are preferred may be busy, or gone.
+        where = {"workers": list(near), "allow_other_workers": True} if near else {}
         first = self.tasks
         self.tasks += len(groups)
         # The count makes them unique: a chunk may be tried again.
@@ -263,6 +283,8 @@ class Dispatch:
         )
         for future, group in zip(futures, groups, strict=True):
             self._flying[future.key] = future, group
+            if near:
+                self._near[future.key] = frozenset(near)
             future.add_done_callback(self._landing.put)
 
     def _named(self, number: int) -> tuple[Any, ...]:
@@ -276,6 +298,8 @@ class Dispatch:
             while True:
                 landed.append(self._landing.get_nowait())
         pairs = [self._flying.pop(future.key, None) for future in landed]
+        for future in landed:
+            self._near.pop(future.key, None)
         ours = [pair for pair in pairs if pair is not None]
         fine = [future for future, _ in ours if future.status == "finished"]
         results = dict(zip([future.key for future in fine], self._gathered(fine), strict=True))

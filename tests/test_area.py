@@ -12,7 +12,7 @@ from pyproj import CRS, Geod, Transformer
 
 import daskinfer as di
 from conftest import TRANSFORM, Pixel, write_raster
-from daskinfer.area import AreaTally, ClassArea, area_rows, count_classes, ground_of
+from daskinfer.area import AreaTally, ClassArea, Ground, area_rows, count_classes, ground_of
 from daskinfer.monitor import ChunkDone
 
 WORLD = (1.0, 0.0, -180.0, 0.0, -1.0, 90.0)
@@ -74,6 +74,21 @@ def test_cells_are_as_good_as_pixels():
     column = [outline_area(transform, "EPSG:3857", row, 0) for row in range(200)]
     expected = [150 * sum(column[:100]), 150 * sum(column[100:])]
     np.testing.assert_allclose(counted.areas, expected, rtol=2e-4)
+
+
+def test_a_thread_makes_one_transformer_for_all_chunks(monkeypatch):
+    made, real = [], Transformer.from_crs
+
+    def counted(*arguments, **options):
+        made.append(arguments)
+        return real(*arguments, **options)
+
+    # A CRS that no other test uses.
+    ground = Ground(1.0, (1000.0, 0.0, 4.5e6, 0.0, -1000.0, 5e6), "EPSG:32637")
+    monkeypatch.setattr(Transformer, "from_crs", counted)
+    for chunk in range(3):
+        count_classes(np.zeros((200, 200), np.uint8), 2, ground, (200 * chunk, 0))
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize(

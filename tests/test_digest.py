@@ -80,7 +80,7 @@ def test_train_and_eval_mode_have_the_same_digest():
 
 SCRIPT = """
 import torch
-from daskinfer.digest import module_digest
+from daskinfer.model.digest import module_digest
 class Config:
     names = {"b", "a", "c", "delta", "epsilon"}
 class Net(torch.nn.Module):

@@ -7,9 +7,11 @@ import threading
 from dataclasses import dataclass
 
 import pytest
+from distributed import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
+import daskinfer as di
 from daskinfer.dispatch import MOST, TASK_SECONDS, Dispatch, Pace
 
 
@@ -98,6 +100,32 @@ def test_another_try_is_made_on_another_worker(two_workers):
     # There is no other: it is better than none.
     dispatch.again(2, avoid=[first, second])
     assert len(list(dispatch.answers([], 0))) == 1
+
+
+def test_another_try_does_not_wait_for_workers_that_are_gone(monkeypatch):
+    """All are lost at once, the preferred one too, when the task has not begun; another joins."""
+    monkeypatch.setattr("daskinfer.dispatch._THREADS_EVERY", 0.05)
+    with di.cluster("local", dashboard_address=":0", set_as_default=False) as client:
+        looks = []
+
+        def workers():
+            looks.append(client.nthreads())
+            if len(looks) == 1:
+                return {"inproc://gone": 1}
+            # As when it joins.
+            client.run(set_status, "running")
+            return looks[-1]
+
+        client.run(set_status, "paused")
+        dispatch = Dispatch(client, do_all, "test-gone", workers)
+        dispatch.again(3, avoid=["inproc://bad"])
+        answers = list(dispatch.answers([], 0))
+        assert [answer.outcome.done for answer in answers] == [(3,)]
+        assert dispatch.tasks == 2
+
+
+def set_status(status, dask_worker):
+    dask_worker.status = Status[status]
 
 
 def where(run, numbers):

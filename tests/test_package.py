@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -184,15 +183,3 @@ def test_opening_a_raster_imports_no_torch():
 @pytest.mark.parametrize("path", [Path(di.__file__), *FILES.values()], ids=str)
 def test_a_file_can_be_read_in_one_sitting(path):
     assert path.read_text().count("\n") <= LONGEST
-
-
-def test_the_readme_says_what_each_module_is_for():
-    readme = (FOLDER.parent / "README.md").read_text()
-    table = readme.partition("\n## Modules\n")[2].partition("\n## ")[0]
-    cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
-    told = {name for cell in cells for name in re.findall("`([a-z_]+)/?`", cell)}
-    hidden = {"__main__", "_version"}
-    there = {name for name in FILES if name.count(".") == 0} - hidden
-    assert there - told == set()
-    # What is told of, is there: a module, or one in a package.
-    assert told - {name.rpartition(".")[2] for name in FILES} == set()

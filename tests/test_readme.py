@@ -14,6 +14,7 @@ README = ROOT / "README.md"
 # Lines that tell of the machine and of its codec, not of the result.
 VARY = ("  output ", "  time ", "  tiles ", "  device ", "  queue ", "  diagnosis ")
 VARY += tuple(f"    {stage} " for stage in STAGES)
+PACKAGE = ROOT / "daskinfer"
 
 
 def example():
@@ -59,6 +60,9 @@ def test_what_the_readme_links_to_exists():
 def test_the_module_map_names_every_module():
     table = README.read_text().partition("## Modules")[2].partition("## ")[0]
     cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
-    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
-    modules = {path.stem for path in (ROOT / "daskinfer").glob("*.py")}
-    assert named == modules - {"__init__", "__main__", "_version"}
+    told = {name for cell in cells for name in re.findall(r"`(\w+)/?`", cell)}
+    files = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")]
+    there = {path.parts[0].removesuffix(".py") for path in files}
+    assert there - told == {"__init__", "__main__", "_version"}
+    # Of packages it may name the modules too.
+    assert told - {name.removesuffix(".py") for path in files for name in path.parts} == set()
