@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["add_job", "add_part", "add_recipe", "model_of", "numbers", "size", "words"]
+__all__ = [
+    "add_job",
+    "add_part",
+    "add_recipe",
+    "add_source",
+    "as_typed",
+    "model_of",
+    "numbers",
+    "size",
+    "source_of",
+    "words",
+]
 
 _MODEL_OPTIONS = (
     "bands", "scale", "offset", "mean", "std", "fill", "output", "activation", "threshold",
     "class_names", "class_colors", "clip_min", "clip_max", "axes", "accelerator", "trust",
     "head", "dtype", "confidence",
 )  # fmt: skip
+_SOURCE_OPTIONS = ("stack", "like", "crs", "resolution", "resampling")
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     """Add what `plan` and `run` take, named as in Python."""
-    parser.add_argument(
-        "source", nargs="+", help="raster that GDAL opens; several are a mosaic, later ones on top"
-    )
+    add_source(parser)
     parser.add_argument(
         "model", help="file (.pt2, .pt, .onnx), STAC MLM item (.json) or package.module:factory"
     )
     parser.add_argument(
         "destination", metavar="output", help="the COG to write (.tif), or a .vrt of several"
     )
-    _add_grid(parser)
     job = parser.add_argument_group("run")
     add_part(job)
     _add_mask(job)
@@ -36,7 +46,11 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
 
 
-def _add_grid(parser: argparse.ArgumentParser) -> None:
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the raster that is read, and on which grid."""
+    parser.add_argument(
+        "source", nargs="+", help="raster that GDAL opens; several are a mosaic, later ones on top"
+    )
     grid = parser.add_argument_group("source", "put it on a grid that is not its own")
     grid.add_argument("--stack", choices=("bands",), help="one single-band file per band")
     grid.add_argument("--like", metavar="PATH", help="on the grid of this raster")
@@ -54,7 +68,8 @@ def add_part(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
         "--bounds",
         type=numbers(float),
         metavar="LEFT,BOTTOM,RIGHT,TOP",
-        help="part of the source in coordinates; write --bounds=-1,... where the first is negative",
+        help="part of the source in coordinates, beyond which the model sees nothing; write "
+        "--bounds=-1,... where the first is negative",
     )
     parser.add_argument("--bounds-crs", metavar="CRS", help="of --bounds, as EPSG:4326")
 
@@ -113,8 +128,15 @@ def _add_file(job: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """Add the fields of a model's recipe, named as in Python."""
+def add_recipe(parser: argparse.ArgumentParser, *, pixels: bool = True) -> None:
+    """Add the fields of a model's recipe, named as in Python.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+    pixels : bool
+        Also those that say what becomes of the scores of pixels.
+    """
     model = parser.add_argument_group("model", "replace what its file or its item says")
     model.add_argument("--weights", metavar="FILE", help="for a factory")
     for name in ("bands", "class-names", "class-colors"):
@@ -122,28 +144,66 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     for name in ("scale", "offset", "clip-min", "clip-max", "mean", "std"):
         model.add_argument(f"--{name}", type=numbers(float), metavar="X[,X...]")
     model.add_argument("--fill", type=float)
-    model.add_argument("--output", choices=("classes", "probabilities", "values"))
-    model.add_argument("--activation", choices=("softmax", "sigmoid", "identity"))
-    model.add_argument("--head", type=_heads, metavar="NAME|N[,...]", help="of several outputs")
-    model.add_argument("--dtype", choices=("float32", "uint8"), help="of probabilities")
-    model.add_argument(
-        "--confidence", action="store_const", const=True, help="a second band beside classes"
-    )
-    model.add_argument("--threshold", type=float)
     model.add_argument("--axes", choices=("nchw", "nhwc"), help="order of input and output")
     model.add_argument("--accelerator", choices=("cpu", "cuda"), help="the only kind it runs on")
     model.add_argument(
         "--trust", action="store_const", const=True, help="run code that its file holds"
     )
+    if pixels:
+        _add_scores(model)
+
+
+def _add_scores(model: argparse._ArgumentGroup) -> None:
+    model.add_argument("--output", choices=("classes", "probabilities", "values"))
+    model.add_argument("--activation", choices=("softmax", "sigmoid", "identity"))
+    model.add_argument("--head", type=_heads, metavar="NAME|N[,...]", help="of several outputs")
+    model.add_argument("--dtype", choices=("float32", "uint8"), help="of probabilities")
+    model.add_argument(
+        "--confidence", action=argparse.BooleanOptionalAction, help="a second band beside classes"
+    )
+    model.add_argument("--threshold", type=float, help="of the score of one channel")
 
 
 def model_of(arguments: argparse.Namespace) -> Any:
     """Load the model, with what `add_recipe` took."""
     from .model import load_model
 
-    spec = {name: getattr(arguments, name) for name in _MODEL_OPTIONS}
-    given = {name: value for name, value in spec.items() if value is not None}
+    given = given_of(arguments, _MODEL_OPTIONS)
     return load_model(arguments.model, weights=arguments.weights, **given)
+
+
+def source_of(arguments: argparse.Namespace) -> Any:
+    """One path, a list of them, or what comes of them on a grid that is asked for."""
+    source = arguments.source[0] if len(arguments.source) == 1 else arguments.source
+    given = given_of(arguments, _SOURCE_OPTIONS)
+    if not given:
+        return source
+    from .source import open_raster
+
+    return open_raster(source, **given)
+
+
+def given_of(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Those of some arguments that the command takes and was given."""
+    told = {name: getattr(arguments, name, None) for name in names}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def as_typed(text: str, arguments: argparse.Namespace) -> str:
+    """A message with what is to be typed in Python as it is typed here.
+
+    >>> as_typed("pass halo=8, or overwrite=True", argparse.Namespace(halo=0, overwrite=False))
+    'pass --halo 8, or --overwrite'
+    """
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found[1], found[2]
+        if not hasattr(arguments, name):
+            return found[0]
+        flag = f"--{name.replace('_', '-')}"
+        return flag if value == "True" else f"{flag} {value.strip(chr(39))}".rstrip()
+
+    return re.sub(r"\b([a-z_]+)=('[\w.:/-]+'|[\w.]*\w|)", option, text)
 
 
 def words(text: str) -> list[str]:

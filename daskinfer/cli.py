@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ._version import __version__
-from .arguments import add_job, add_recipe, model_of, size
+from .arguments import add_job, add_recipe, as_typed, model_of, size, source_of
 from .bench.command import add_parser as add_bench_parser
 from .display import sides_text
 from .objects.command import add_parsers as add_object_parsers
@@ -45,12 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("terminated; the same command goes on from here", file=sys.stderr)
         return _TERMINATED
     except (OSError, ValueError, TypeError, ImportError) as error:
-        # The messages say what to type in Python.
-        text = str(error).replace("overwrite=True", "--overwrite")
-        print(f"daskinfer: {text}", file=sys.stderr)
+        print(f"daskinfer: {as_typed(str(error), arguments)}", file=sys.stderr)
         return 2
     except RuntimeError as error:
-        print(f"daskinfer: {error}", file=sys.stderr)
+        print(f"daskinfer: {as_typed(str(error), arguments)}", file=sys.stderr)
         return 1
 
 
@@ -172,22 +170,9 @@ def _made_plan(arguments: argparse.Namespace) -> Any:
     model = model_of(arguments)
     options = {name: getattr(arguments, name) for name in _PLAN_OPTIONS}
     print("measuring the receptive field ...", file=sys.stderr, flush=True)
-    return plan(_source(arguments), model, arguments.destination, **options)
+    return plan(source_of(arguments), model, arguments.destination, **options)
 
 
-def _source(arguments: argparse.Namespace) -> Any:
-    """One path, a list of them, or what comes of them on a grid that is asked for."""
-    source = arguments.source[0] if len(arguments.source) == 1 else arguments.source
-    asked = {name: getattr(arguments, name) for name in _SOURCE_OPTIONS}
-    given = {name: value for name, value in asked.items() if value is not None}
-    if not given:
-        return source
-    from .source import open_raster
-
-    return open_raster(source, **given)
-
-
-_SOURCE_OPTIONS = ("stack", "like", "crs", "resolution", "resampling")
 _PLAN_OPTIONS = (
     "window", "chunk", "tile", "halo", "overlap", "batch_size", "precision", "on_error",
     "overwrite", "blocksize", "compress", "level", "tol", "tta", "statistics", "device", "compile",

@@ -239,10 +239,13 @@ def plan(
         (``s3://bucket/name.tif``, extra ``s3``) grows in Dask's ``temporary-directory``, on a file
         system that all workers share, and appears when it is complete.
     window, bounds, bounds_crs : optional
-        Part of the source, in pixels or in coordinates, as for `open_raster`.
+        Part of the source, in pixels or in coordinates, as for `open_raster`: the model sees
+        nothing beyond it, as if the raster ended there.  For a part with the pixels of a run over
+        all of the raster, as of a map made piece by piece, pass it as `aoi`.
     chunk : int, tuple of int or "auto"
         Side in pixels of the source, or ``(y, x)``, of what one task computes; rounded up to whole
-        blocks of the output.
+        blocks of the output and, unless that makes it much larger, to whole tiles without their
+        halo.
     tile : int, tuple of int or "auto"
         Side in pixels, or ``(y, x)``, of one model input, halo included; rounded up to the stride.
     halo : int, tuple of int, "auto" or "calibrated"

@@ -441,6 +441,29 @@ def test_without_the_extra_it_says_what_to_install(raster, tmp_path, monkeypatch
         di.detect(raster[0], Patches(), tmp_path / "o.gpkg")
 
 
+def test_labels_without_a_name_are_told(raster, tmp_path, one_worker):
+    options = {"tile": 512, "max_object": 24, "client": one_worker}
+    # Labels are 0, 1 and 2.
+    model = di.load_model(Patches(), class_names=["tree", "car"])
+    with pytest.warns(UserWarning, match=r"labels \[2\], and class_names has 2 names.*background"):
+        report = di.detect(raster[0], model, tmp_path / "o.gpkg", **options)
+    assert report.complete
+
+
+def test_the_command_line_takes_what_has_a_meaning_for_objects(raster, tmp_path, capsys):
+    command = ["detect", raster[0], "detectors:Patches", str(tmp_path / "o.gpkg")]
+    for option in (["--output", "values"], ["--confidence"], ["--dtype", "uint8"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, *option])
+        assert ended.value.code == 2
+    options = ["--tile", "96", "--max-object", "24", "--threshold", "2", "--no-per-class"]
+    assert main([*command, *options]) == 2
+    assert "threshold must be from 0" in capsys.readouterr().err
+    assert main([*command, "--tile", "30", "--max-object", "20"]) == 2
+    assert "pass --tile 80, or a smaller --max-object" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_line(raster, tmp_path, capsys):
     output = tmp_path / "o.parquet"
     command = ["detect", raster[0], "detectors:Patches", str(output), "--tile", "96"]

@@ -6,7 +6,16 @@ import argparse
 import sys
 from typing import Any
 
-from daskinfer.arguments import add_part, add_recipe, model_of, numbers, size, words
+from daskinfer.arguments import (
+    add_part,
+    add_recipe,
+    add_source,
+    model_of,
+    numbers,
+    size,
+    source_of,
+    words,
+)
 
 __all__ = ["add_parsers"]
 
@@ -23,11 +32,11 @@ _VECTORIZE = (*_PART, "band", "connectivity", "min_area", "values", "class_names
 def add_parsers(commands: Any) -> None:
     """Add both commands to the subparsers of the command line."""
     detect = commands.add_parser("detect", help="find objects in a raster, into a vector file")
-    detect.add_argument("source", help="raster that GDAL opens")
+    add_source(detect)
     detect.add_argument("model", help="detection model, in any format that run takes")
     detect.add_argument("destination", metavar="output", help=".parquet, .gpkg or .fgb")
     _add_detect_options(detect.add_argument_group("search"))
-    add_recipe(detect)
+    add_recipe(detect, pixels=False)
     detect.set_defaults(command=_detect)
 
     vectorize = commands.add_parser("vectorize", help="turn a class map into polygons")
@@ -49,12 +58,13 @@ def _add_detect_options(search: Any) -> None:
     search.add_argument("--batch-size", type=size, default="auto", metavar="N")
     search.add_argument("--merge", choices=("tiles", "core", "nms", "nmm"), default="tiles")
     search.add_argument(
-        "--overlap-threshold", dest="merge_threshold", type=float, default=0.5, metavar="X",
-        help="above which boxes are one object",
-    )  # fmt: skip
+        "--threshold", type=float, default=0.5, metavar="X", help="above which boxes are one object"
+    )
     search.add_argument("--metric", choices=("iou", "ios"), default="iou")
-    search.add_argument("--any-class", dest="per_class", action="store_false",
-                        help="merge boxes of different classes too")  # fmt: skip
+    search.add_argument(
+        "--per-class", action=argparse.BooleanOptionalAction, default=True,
+        help="merge boxes of one class only",
+    )  # fmt: skip
     search.add_argument("--min-score", type=float, default=0.0, metavar="X")
     search.add_argument("--precision", choices=("float32", "bfloat16", "float16"))
     search.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
@@ -84,10 +94,11 @@ def _detect(arguments: argparse.Namespace) -> int:
     from daskinfer.monitor import progress
     from daskinfer.objects.detect import detect, plan_objects
 
-    # The threshold of a recipe is one of scores.
-    between = arguments.merge_threshold
-    options = {name: getattr(arguments, name) for name in _DETECT} | {"threshold": between}
-    plan = plan_objects(arguments.source, model_of(arguments), arguments.destination, **options)
+    options = {name: getattr(arguments, name) for name in _DETECT}
+    # Here it is what boxes have in common, not a score.
+    recipe = argparse.Namespace(**vars(arguments) | {"threshold": None})
+    model = model_of(recipe)
+    plan = plan_objects(source_of(arguments), model, arguments.destination, **options)
     print(plan)
     bar = progress()
     options = cluster_options(arguments.cluster, arguments.workers, arguments.cluster_option)

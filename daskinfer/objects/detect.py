@@ -56,10 +56,10 @@ def detect(
     client, callbacks, trace
         As for `run`.
     **options
-        Of `plan_objects`: ``window``, ``bounds``, ``bounds_crs``, ``aoi``, ``max_object``,
-        ``tile``, ``stride``, ``chunk``, ``batch_size``, ``merge``, ``threshold``, ``metric``,
-        ``per_class``, ``min_score``, ``precision``, ``device``, ``reproducible``, ``on_error``,
-        ``overwrite``.
+        Of `daskinfer.objects.detect.plan_objects`, which tells them: ``window``, ``bounds``,
+        ``bounds_crs``, ``aoi``, ``max_object``, ``tile``, ``stride``, ``chunk``, ``batch_size``,
+        ``merge``, ``threshold``, ``metric``, ``per_class``, ``min_score``, ``precision``,
+        ``device``, ``reproducible``, ``on_error``, ``overwrite``.
 
     Returns
     -------
@@ -142,7 +142,8 @@ def plan_objects(
     source, model, output
         As for `detect`.
     window, bounds, bounds_crs : optional
-        Part of the source, in pixels or in coordinates, as for `open_raster`.
+        Part of the source, in pixels or in coordinates, as for `open_raster`; objects end at its
+        edges.  With `aoi` none is cut.
     aoi : path, GeoJSON, geometry, GeoDataFrame or bounds, optional
         Polygons, as for `plan`: kept are objects whose centre is in a pixel inside.  They are those
         of a search over all of the raster; chunks far from them are neither read nor run.

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from affine import Affine
 
+from daskinfer.errors import warn_user
 from daskinfer.inputs.aoi import AreaOfInterest
 from daskinfer.ledger import Failure, Ledger
 from daskinfer.objects.merge import same_objects, suppress
@@ -96,6 +97,7 @@ class ObjectOutputs:
         if plan.area is not None:
             found = _centred(found, plan.area, plan.tiling)
         names = plan.model.class_names
+        _check_labels(found, names)
         self.counts = _counted(found, names)
         _write(found, plan.output, plan.source.grid.transform, plan.source.grid.crs, names)
         os.unlink(self.file.name)
@@ -227,6 +229,19 @@ def _counted(found: Found, names: tuple[str, ...] | None) -> tuple[tuple[str, in
     labels, counts = np.unique(found.rows["label"], return_counts=True)
     return tuple(
         (_name(int(label), names), int(count)) for label, count in zip(labels, counts, strict=True)
+    )
+
+
+def _check_labels(found: Found, names: tuple[str, ...] | None) -> None:
+    """Warn of labels without a name: those that have one may have the wrong one then."""
+    labels = np.unique(found.rows["label"])
+    if names is None or not len(labels) or (labels[0] >= 0 and labels[-1] < len(names)):
+        return
+    nameless = [int(label) for label in labels if not 0 <= label < len(names)]
+    warn_user(
+        f"objects have the labels {nameless}, and class_names has {len(names)} names, for 0 to "
+        f"{len(names) - 1}: where labels start at 1, as torchvision's, name the background first, "
+        f"as class_names={['background', *names]}"
     )
 
 
