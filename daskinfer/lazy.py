@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -288,7 +288,9 @@ def _as_dataarray(data: da.Array, source: ArraySource, inference: Inference) -> 
             attrs[name] = list(getattr(model, name))
     names: list[Any] = list(model.class_names or range(1, form.bands + 1))
     if form.bands == 1 or model.confidence:
-        names = [model.output, "confidence"][: form.bands]
+        # As the bands of a file are called.
+        first = "class" if model.output == "classes" else model.output
+        names = [first, "confidence"][: form.bands]
     coords: dict[str, Any] = {
         "band": ("band", [str(name) for name in names]),
         **source.grid.scaled(inference.scale).coords(),
@@ -300,11 +302,16 @@ def _as_dataarray(data: da.Array, source: ArraySource, inference: Inference) -> 
 
 def _spec_of(prediction: xr.DataArray, source: ArraySource, **options: Any) -> CogSpec:
     """The output file for an array: what `predict` says of it, or a plain raster of values."""
-    attrs = prediction.attrs
+    # Attributes ride along through arithmetic: the names of classes, and nodata, are not those of
+    # what was asked about them.
+    attrs: Mapping[Any, Any] = prediction.attrs
+    if prediction.dtype == np.bool_:
+        attrs = {"output": "classes", "_FillValue": None}
     # rioxarray fails on nodata that the dtype does not hold; `CogSpec` says what is wrong.
     nodata: Any = attrs.get("_FillValue")
     if "_FillValue" not in attrs:
         nodata = prediction.rio.nodata
+    _check_nodata(prediction, nodata)
     bands = len(source.band_names)
     # Of a prediction; any other array is written as the numbers that it holds.
     scaled = "output" in attrs and "scale" in prediction.coords
@@ -324,9 +331,20 @@ def _spec_of(prediction: xr.DataArray, source: ArraySource, **options: Any) -> C
     )
     spec = cog_spec(grid_of(prediction), form, recipe, **options)
     names = source.band_names
-    if spec.descriptions or all(name.isdigit() or name == output for name in names):
+    if spec.descriptions or all(name.isdigit() or name in ("class", output) for name in names):
         return spec
     return replace(spec, descriptions=tuple(names))
+
+
+def _check_nodata(array: xr.DataArray, nodata: Any) -> None:
+    """Refuse the nodata of floats for whole numbers that were made of them."""
+    floats = nodata is not None and not float(nodata).is_integer()
+    if floats and np.issubdtype(array.dtype, np.integer):
+        raise ValueError(
+            f"the array holds {array.dtype}, and its nodata {nodata} is that of the numbers it was "
+            "made of: say which is nodata now, as array.assign_attrs(_FillValue=255), or that none "
+            "is, with array.drop_attrs()"
+        )
 
 
 def _texts(values: Any) -> tuple[str, ...] | None:

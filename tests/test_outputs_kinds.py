@@ -296,7 +296,7 @@ def test_confidence_beside_classes_in_a_file(tmp_path, one_worker):
     assert np.array_equal(coarse[:1], reduce2x2(pixels[:1], "mode", 255))
     assert np.array_equal(coarse[1:], reduce2x2(pixels[1:], "average", 255))
     lazy = di.predict(di.open_raster(path), model, tile=48, chunk=64)
-    assert lazy.band.values.tolist() == ["classes", "confidence"]
+    assert lazy.band.values.tolist() == ["class", "confidence"]
     di.write_cog(lazy, tmp_path / "p.tif", blocksize=64)
     with rasterio.open(tmp_path / "p.tif") as dataset:
         assert dataset.scales == (1.0, 0.004)
@@ -310,7 +310,7 @@ def test_confidence_beside_classes_in_a_file(tmp_path, one_worker):
             assert "CLASS_NAMES" not in dataset.tags()
             with pytest.raises(ValueError, match="NULL color table"):
                 dataset.colormap(1)
-    where = lazy.sel(band="classes") == 1
+    where = lazy.sel(band="class") == 1
     di.write_cog(where, tmp_path / "w.tif")
     with rasterio.open(tmp_path / "w.tif") as dataset:
         assert np.array_equal(dataset.read(1), pixels[0] == 1)
@@ -318,7 +318,7 @@ def test_confidence_beside_classes_in_a_file(tmp_path, one_worker):
     di.write_cog(both, tmp_path / "b.tif", blocksize=64)
     with rasterio.open(tmp_path / "b.tif") as dataset:
         assert np.array_equal(dataset.read(out_shape=(4, 35, 45)), np.concatenate([coarse, coarse]))
-    alone = lazy.sel(band=["classes"])
+    alone = lazy.sel(band=["class"])
     di.write_cog(alone, tmp_path / "q.tif")
     with rasterio.open(tmp_path / "q.tif") as dataset:
         assert np.array_equal(dataset.read(), pixels[:1])

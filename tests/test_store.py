@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import daskinfer as di
 from cogs import check, class_map, spec_of
-from conftest import TRANSFORM
+from conftest import TRANSFORM, Pixel, noise, write_raster
 from daskinfer.cog import WorkFile
 from daskinfer.store import on_grid, store_cog
 from test_package import in_new_process
@@ -234,6 +234,34 @@ def test_names_of_bands_are_kept(tmp_path):
     di.write_cog(array.isel(band=1), tmp_path / "one.tif")
     with rasterio.open(tmp_path / "o.tif") as three, rasterio.open(tmp_path / "one.tif") as one:
         assert (three.descriptions, one.descriptions) == (("red", "nir", "3"), ("nir",))
+
+
+def test_a_question_about_classes_has_no_names_of_theirs(tmp_path):
+    model = di.load_model(
+        Pixel(), class_names=["water", "soil"], class_colors=["#0000ff", "#804000"]
+    )
+    scene = di.open_raster(write_raster(tmp_path / "s.tif", noise(2, 40, 50)))
+    found = di.predict(scene, model)
+    di.write_cog(found == 1, tmp_path / "soil.tif")
+    with rasterio.open(tmp_path / "soil.tif") as dataset:
+        np.testing.assert_array_equal(dataset.read(), found.to_numpy() == 1)
+        assert dataset.dtypes == ("uint8",)
+        assert dataset.nodata is None
+        assert "CLASS_NAMES" not in dataset.tags()
+        assert dataset.colorinterp[0].name != "palette"
+
+
+def test_nodata_of_floats_is_none_of_whole_numbers(tmp_path):
+    model = di.load_model(Pixel(), output="probabilities", activation="softmax")
+    scene = di.open_raster(write_raster(tmp_path / "s.tif", noise(2, 40, 50)))
+    scores = di.predict(scene, model)
+    percent = (scores * 100).round().astype("uint8")
+    with pytest.raises(ValueError, match=r"nodata nan .*assign_attrs\(_FillValue=255\)"):
+        di.write_cog(percent, tmp_path / "p.tif")
+    di.write_cog(percent.assign_attrs(_FillValue=255), tmp_path / "p.tif")
+    with rasterio.open(tmp_path / "p.tif") as dataset:
+        np.testing.assert_array_equal(dataset.read(), percent.to_numpy())
+        assert dataset.nodata == 255
 
 
 def test_an_existing_file_is_refused(tmp_path):
