@@ -20,6 +20,7 @@ from .device import Device, best_device
 from .forward import Forward
 from .inference import Inference
 from .knee import batch_knee, time_batch
+from .objects.forward import ObjectForward
 from .pixels import Array, Mask, Pixels
 from .preflight import check_device_runs
 from .readahead import ReadAhead
@@ -220,7 +221,9 @@ def _number(inference: Inference, index: tuple[int, int]) -> int:
 
 def _start(inference: Inference) -> InferenceActor:
     device = make_device(inference)
-    if isinstance(device, Forward) and inference.model.output != "objects":
+    if isinstance(device, ObjectForward):
+        device.check(inference.tile_shape, inference.dtype)
+    elif isinstance(device, Forward):
         check_device_runs(device, inference)
     size = inference.batch_size
     knee = None
@@ -245,8 +248,6 @@ def make_device(inference: Inference) -> Device:
     name = best_device(inference.device, inference.model.accelerator)
     make: type[Forward] = CudaForward if name.startswith("cuda") else Forward
     if inference.model.output == "objects":
-        from .objects.forward import ObjectForward
-
         make = ObjectForward
     return make(
         inference.model,

@@ -69,6 +69,25 @@ class ObjectForward(Forward):
                 found = self._network(images)
         return _per_tile(found, len(x))
 
+    def check(self, tile_shape: tuple[int, int, int], dtype: str) -> None:
+        """Run one empty tile, before any chunk depends on it.
+
+        Raises
+        ------
+        ValueError
+            If the model fails, or what it returns are no objects; names it and the device.
+        """
+        try:
+            self.copy_out(self.forward(self.copy_in(np.zeros((1, *tile_shape), dtype), None)))
+        except MemoryError:
+            raise
+        except Exception as error:
+            # Whatever a network raises for what it cannot take.
+            raise ValueError(
+                f"model {self.model.name} on device {self.name} finds no objects in an empty tile "
+                f"of {'x'.join(map(str, tile_shape))} (band x y x x): {error}"
+            ) from error
+
     def copy_out(self, result: Any) -> Array:
         """Array of `TileObjects`, one per tile."""
         tiles = np.empty(len(result), object)
@@ -88,7 +107,7 @@ def _per_tile(found: Any, tiles: int) -> Sequence[Mapping[str, torch.Tensor]]:
     if not fits:
         raise ValueError(
             "a detection model must return a list of dicts with 'boxes' (n, 4), 'scores' and "
-            f"'labels', one for each image, got {_kind(found)}"
+            f"'labels', one for each image, got {_kind(found)}: models of pixels go to run()"
         )
     if len(found) != tiles:
         raise ValueError(f"the model returned {len(found)} results for {tiles} tiles")
