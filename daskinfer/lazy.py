@@ -181,7 +181,7 @@ def write_cog(
     """
     name = os.fspath(path)
     url = name if is_object(name) else None
-    check_output(name, None, overwrite)
+    check_output(name, prediction, overwrite)
     if is_zarr_output(name):
         raise ValueError(
             f"output {name!r}: write_cog writes GeoTIFF, name it .tif; daskinfer.run writes Zarr "

@@ -27,6 +27,7 @@ from .inputs.aoi import AreaOfInterest
 from .memory import expected_memory
 from .model import Model, load_model
 from .objectstore import check_writable, is_object, local_path
+from .origins import check_origins
 from .outputspec import cog_spec
 from .raster import layout_warning
 from .receptive.field import ReceptiveField
@@ -288,7 +289,8 @@ def plan(
         What becomes of a chunk that fails three times: stop (the output can be resumed), or leave
         it nodata and go on.
     overwrite : bool, default False
-        Replace an existing output, or start a partial one again.
+        Replace an existing output, or start a partial one again.  The old output stays until the
+        new one is complete; of one in several files the VRT goes before the first is replaced.
     blocksize : int or "auto"
         Side of the output's storage blocks, a multiple of 16.
     compress : str, default "auto"
@@ -319,7 +321,8 @@ def plan(
     PermissionError
         If the output's folder cannot be written to.
     ValueError
-        If the source is not a raster, bands are missing, or the numbers contradict each other.
+        If the source is not a raster, the output would replace a file of it, bands are missing, or
+        the numbers contradict each other.
     TypeError
         If `model` is not a model.
 
@@ -344,6 +347,7 @@ def plan(
     raster = pick_bands(
         source_of(source, window=window, bounds=bounds, bounds_crs=bounds_crs), recipe
     )
+    check_origins(path, raster)
     recipe = with_statistics(raster, recipe, statistics)
     side = split_side(path, split)
     block = block_side(blocksize, chunk, side)
@@ -431,6 +435,7 @@ def check_output(path: str, source: Any, overwrite: bool) -> str:
             f"output {path!r}: daskinfer writes GeoTIFF, name it .tif (or .zarr, for a Zarr store)"
         )
     if is_object(path):
+        check_origins(path, source)
         check_writable(path, overwrite)
         # Where it grows; what an earlier run left there is not the output.
         check_output(local_path(path), source, overwrite=True)
@@ -440,24 +445,12 @@ def check_output(path: str, source: Any, overwrite: bool) -> str:
         raise FileNotFoundError(f"output folder {str(folder)!r} does not exist: make it first")
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"output folder {str(folder)!r} is not writable")
-    if _same_file(source, path):
-        raise ValueError(f"output {path!r} is the source itself: choose another name")
+    check_origins(path, source)
     if os.path.isdir(path) and not is_zarr_output(path):
         raise ValueError(f"output {path!r} is a folder: name a .tif file in it")
     if os.path.exists(path) and not overwrite:
         raise FileExistsError(f"output {path!r} exists: pass overwrite=True to replace it")
     return path
-
-
-def _same_file(source: Any, path: str) -> bool:
-    """Whether a path is that of a source, or of any in a list or mapping of them."""
-    if isinstance(source, (list, tuple, dict)):
-        several = source.values() if isinstance(source, dict) else source
-        return any(_same_file(one, path) for one in several)
-    named = isinstance(source, (str, os.PathLike))
-    return (
-        named and os.path.exists(source) and os.path.exists(path) and os.path.samefile(source, path)
-    )
 
 
 def _context_row(inference: Inference, seam: SeamError | None) -> display.Row:

@@ -15,6 +15,7 @@ from daskinfer.objects.keep import ObjectOutputs
 from daskinfer.objects.plan import Merge, ObjectPlan, Search, tiled_for
 from daskinfer.objects.report import ObjectReport
 from daskinfer.objects.write import check_features, need_vector
+from daskinfer.origins import check_origins
 from daskinfer.settle import pick_bands
 from daskinfer.source import source_of
 
@@ -200,6 +201,7 @@ def plan_objects(
     recipe = _recipe(model, precision)
     part = source_of(source, window=window, bounds=bounds, bounds_crs=bounds_crs)
     raster = pick_bands(part, recipe)
+    check_origins(path, [source, raster, aoi if isinstance(aoi, (str, os.PathLike)) else None])
     if raster.grid.gcps or raster.grid.rpcs:
         raise ValueError(
             "objects of a raster with ground control points or RPCs have no place on the map yet: "

@@ -17,6 +17,7 @@ from affine import Affine
 from daskinfer import display
 from daskinfer.objects.pieces import Area, Assembly
 from daskinfer.objects.write import FeatureWriter, check_features, need_vector
+from daskinfer.origins import check_origins
 from daskinfer.source import Source, source_of
 from daskinfer.tiling import Span, Window
 
@@ -130,6 +131,7 @@ def vectorize(
     path = check_features(os.fspath(output), overwrite)
     _check(connectivity, min_area, chunk)
     raster = _band_of(source_of(source, window=window, bounds=bounds, bounds_crs=bounds_crs), band)
+    check_origins(path, [source, raster])
     names = _names(source, class_names)
     place = Affine.identity() if raster.grid.transform is None else raster.grid.transform
     wanted = None if values is None else np.asarray(values, np.int64)
