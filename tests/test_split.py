@@ -364,6 +364,29 @@ def test_what_does_not_fit_is_refused(tmp_path):
         Pieces(CogSpec(10**6, 10**6, 1, "uint8"), 512)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a\\b.vrt", "with a backslash"),
+        (" a.vrt", "begins with a blank"),
+        ("a\udcff.vrt", "not in UTF-8"),
+    ],
+)
+def test_names_by_which_gdal_does_not_find_files_are_refused(tmp_path, name, message):
+    assert message in refusal(tmp_path, name, split=64)
+    with pytest.raises(ValueError, match=message):
+        di.write_cog(scene(numbered(128, 64)), tmp_path / name)
+    assert os.listdir(tmp_path) == ["scene.tif"]
+
+
+@pytest.mark.parametrize("name", ["a .vrt", "a&<b>'\".vrt", "a#?%20[x]{y},$.vrt", "ä\n.vrt"])
+def test_other_names_are_as_good_as_any(tmp_path, name):
+    data = numbered(128, 64)
+    di.write_cog(scene(data), tmp_path / name, blocksize=64, split=64)
+    with rasterio.open(tmp_path / name) as dataset:
+        np.testing.assert_array_equal(dataset.read(), data.compute(scheduler="sync"))
+
+
 def test_files_of_others_are_not_touched(tmp_path, one_worker):
     folder = tmp_path / "out_files"
     folder.mkdir()

@@ -33,6 +33,7 @@ __all__ = [
     "check_folder",
     "check_side",
     "dividing",
+    "is_finished",
 ]
 
 Index = tuple[int, int]
@@ -291,6 +292,31 @@ def _pattern(output: str) -> re.Pattern[str]:
     return re.compile(rf"{stem}(_({'|'.join(kinds)})|\.collection\.json)(\.[\w.]+)?")
 
 
+def is_finished(path: Path) -> bool:
+    """Whether a file of an output, named as one, is finished; others may still be at work."""
+    return path.suffix in (".tif", ".vrt", ".json") or path.name.endswith(".aux.xml")
+
+
+def _check_name(name: str) -> None:
+    r"""Refuse a name by which GDAL does not find files beside a VRT.
+
+    >>> _check_name(r"a\b.vrt")
+    Traceback (most recent call last):
+    ValueError: output 'a\\b.vrt': files of a VRT are not found by a name with a backslash...
+    """
+    if "\\" in name:
+        wrong = "with a backslash"
+    elif name != name.lstrip():
+        wrong = "that begins with a blank"
+    elif any("\ud800" <= letter <= "\udfff" for letter in name):
+        wrong = "that is not in UTF-8"
+    else:
+        return
+    raise ValueError(
+        f"output {name!r}: files of a VRT are not found by a name {wrong}: choose another name"
+    )
+
+
 def check_folder(output: str, overwrite: bool) -> None:
     """Check that the folder beside a VRT holds nothing that would be lost.
 
@@ -303,6 +329,8 @@ def check_folder(output: str, overwrite: bool) -> None:
 
     Raises
     ------
+    ValueError
+        If GDAL would not find the folder by its name.
     FileExistsError
         If it holds files of others, or those of an output whose VRT is gone.
     NotADirectoryError
@@ -312,6 +340,7 @@ def check_folder(output: str, overwrite: bool) -> None:
     """
     places = Places(output, (1, 1))
     folder = places.folder
+    _check_name(Path(output).name)
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -327,7 +356,9 @@ def check_folder(output: str, overwrite: bool) -> None:
                 f"folder {str(folder)!r} holds {path.name!r}, which is not of {output!r}: move it, "
                 "or choose another name"
             )
-    if ours and not overwrite and not os.path.exists(f"{output}.partial"):
+    # Others are of a run that was killed when it had hardly begun, and are made anew.
+    finished = any(is_finished(path) for path in ours)
+    if finished and not overwrite and not os.path.exists(f"{output}.partial"):
         raise FileExistsError(
             f"folder {str(folder)!r} holds files of an earlier output: pass overwrite=True to "
             "replace them"

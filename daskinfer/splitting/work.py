@@ -30,7 +30,7 @@ from ..cog.statistics import FAILED, merged
 from ..cog.tileindex import whole_chunks
 from ..tiling import Span, Window
 from .catalog import write_catalog
-from .pieces import EncodedPieces, Index, Pieces, Places
+from .pieces import EncodedPieces, Index, Pieces, Places, is_finished
 from .vrt import VrtSource, mosaic, overview, write_text
 
 __all__ = ["SplitWork"]
@@ -144,9 +144,12 @@ class SplitWork:
         spec = self.pieces.spec
         rows = range(0, spec.height, self.chunk[0]) if rows is None else rows
         cols = range(0, spec.width, self.chunk[1]) if cols is None else cols
-        blocks = self.pieces.joined({index: self._blocks(index) for index in self.pieces})
+        blocks = self._all_blocks()
         starts = [[first // spec.blocksize for first in axis] for axis in (rows, cols)]
         return whole_chunks(blocks, *starts)
+
+    def _all_blocks(self) -> NDArray[np.bool_]:
+        return self.pieces.joined({index: self._blocks(index) for index in self.pieces})
 
     def _blocks(self, index: Index) -> NDArray[np.bool_]:
         if self._finished(index):
@@ -165,7 +168,8 @@ class SplitWork:
     ) -> int:
         """Turn all work files into COGs, and show them in the VRT of the output.
 
-        Can be called again after it was killed.
+        Can be called again after it was killed.  The VRT of an earlier output goes first, so that
+        it never shows files of two outputs.
 
         Parameters
         ----------
@@ -178,11 +182,23 @@ class SplitWork:
         -------
         int
             Bytes of all files.
+
+        Raises
+        ------
+        RuntimeError, OSError
+            As of `WorkFile.finish`.
         """
         output = os.path.abspath(output)
         if output != self._places.output:
             raise ValueError(f"{self.path} becomes {self._places.output}, not {output}")
         given_up = [(self._piece_of(corner), corner) for corner in failed]
+        missing = 0 if allow_missing else np.count_nonzero(~self._all_blocks())
+        if missing:
+            raise RuntimeError(
+                f"{self.path}: {missing} blocks are missing: write them, or pass allow_missing=True"
+            )
+        # Of an earlier output: it would show files of both until all are replaced.
+        Path(output).unlink(missing_ok=True)
 
         def finish_one(index: Index) -> None:
             if not self._finished(index):
@@ -231,7 +247,7 @@ class SplitWork:
         for path in list(places.ours()):
             if str(path) in current:
                 size += path.stat().st_size
-            elif _is_left(path):
+            elif is_finished(path):
                 path.unlink()
         return size
 
@@ -314,11 +330,6 @@ def _parted(path: str) -> tuple[str, str]:
     if parts is None:
         raise ValueError(f"{path!r} is not the name of a VRT and a suffix")
     return parts[1], parts[2]
-
-
-def _is_left(path: Path) -> bool:
-    """Whether a file is finished, and so of an earlier output: others may still be at work."""
-    return path.suffix in (".tif", ".vrt", ".json") or path.name.endswith(".aux.xml")
 
 
 def _source(path: str, pieces: Pieces, index: Index) -> VrtSource:
