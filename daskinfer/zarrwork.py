@@ -2,8 +2,9 @@
 
 No two chunks of a run share a Zarr chunk, so that no lock is needed.  Zarr cannot say which chunks
 are there: a nodata chunk is not stored, and one of a run is several of the store.  So a file that
-is named for the corner of each chunk says so, and is written after it.  The store grows in
-``<output>.partial`` and is renamed when it is complete.
+is named for the corner of each chunk says so, and is written after it; it lies in a folder beside
+the store, ``<output>.partial.done``.  The store grows in ``<output>.partial``, a name that it has
+from when it is whole but for its pixels until it is complete.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from .pixels import Array
 
 __all__ = ["EncodedZarr", "ZarrDraft", "ZarrWork", "check_store", "is_zarr_output"]
 
-# What chunks are done; not part of the store, whose readers look for its own files only.
-_DONE = ".daskinfer-done"
+# Beside the unfinished store: what chunks are done, what is made or removed, what it replaces.
+_DONE, _SCRATCH, _OLD = ".done", ".tmp", ".old"
 # Side of a chunk of the store, at most: what a viewer reads for one pixel.
 _LARGEST = 1024
 _NAME = "prediction"
@@ -110,7 +111,7 @@ class ZarrDraft:
 
     def discard(self, path: str) -> None:
         """Remove it, if it is there."""
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
 
     def encode(self, array: Array, row: int, col: int) -> EncodedZarr:
         """The pixels of a chunk whose corner is this pixel."""
@@ -136,6 +137,7 @@ class ZarrWork:
         import zarr
 
         self.path, self.spec, self.chunk = os.path.abspath(path), spec, chunk
+        self._done = f"{self.path}{_DONE}"
         self._array: Any = zarr.open_array(os.path.join(self.path, _NAME), mode="r+")
         expected = (spec.count, spec.height, spec.width)
         if self._array.shape != expected:
@@ -152,8 +154,11 @@ class ZarrWork:
         """
         if os.path.exists(path):
             raise FileExistsError(f"{path} exists: open it to go on, or delete it")
-        _write_template(path, spec, _sides(spec, chunk))
-        os.mkdir(os.path.join(path, _DONE))
+        # Of a run that was killed here, or at its very end.
+        _remove(path)
+        os.mkdir(f"{path}{_DONE}")
+        _write_template(f"{path}{_SCRATCH}", spec, _sides(spec, chunk))
+        os.rename(f"{path}{_SCRATCH}", path)
         return cls(path, spec, chunk)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -177,11 +182,11 @@ class ZarrWork:
             If the disk is full or fails, or the store was finished meanwhile.
         """
         data, row, col = encoded.data, encoded.row, encoded.col
-        if not os.path.isdir(os.path.join(self.path, _DONE)):
+        if not os.path.isdir(self.path):
             raise FileNotFoundError(f"{self.path} was finished or removed meanwhile")
         height, width = data.shape[1:]
         self._array[:, row : row + height, col : col + width] = data
-        Path(self.path, _DONE, f"{row}-{col}").touch()
+        Path(self._done, f"{row}-{col}").touch()
 
     def done(
         self, rows: Sequence[int] | None = None, cols: Sequence[int] | None = None
@@ -189,7 +194,7 @@ class ZarrWork:
         """Tell which chunks are there, of those with these first rows and columns."""
         rows = range(0, self.spec.height, self.chunk[0]) if rows is None else rows
         cols = range(0, self.spec.width, self.chunk[1]) if cols is None else cols
-        there = set(os.listdir(os.path.join(self.path, _DONE)))
+        there = set(os.listdir(self._done))
         found = [[f"{row}-{col}" in there for col in cols] for row in rows]
         return np.array(found, bool).reshape(len(rows), len(cols))
 
@@ -197,6 +202,8 @@ class ZarrWork:
         self, output: str, layout: str = "strict", *, failed: Sequence[tuple[int, int]] = ()
     ) -> int:
         """Turn it into the output, which appears whole; returns its bytes.
+
+        Can be called again after it was killed.
 
         Parameters
         ----------
@@ -219,17 +226,20 @@ class ZarrWork:
             raise RuntimeError(f"{self.path}: {missing} chunks are missing")
         if failed:
             zarr.open_group(self.path, mode="r+").attrs["FAILED_CHUNKS"] = len(failed)
-        shutil.rmtree(os.path.join(self.path, _DONE))
-        old = f"{output}.old"
+        old = f"{self.path}{_OLD}"
         if os.path.exists(output):
+            # What is of that name was replaced by a run that was killed before it had removed it.
+            _remove_folder(old)
             os.rename(output, old)
         os.rename(self.path, output)
+        # Readers may hold files of the old one, which some file systems then keep.
+        shutil.rmtree(self._done, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
         return sum(file.stat().st_size for file in Path(output).rglob("*") if file.is_file())
 
     def _corners(self) -> tuple[list[int], list[int]]:
         """First rows and columns of the chunks that were noted: the last may be longer."""
-        names = os.listdir(os.path.join(self.path, _DONE))
+        names = os.listdir(self._done)
         starts = [[int(name.split("-")[i]) for name in names] for i in (0, 1)]
         found = []
         for own, size, side in zip(starts, self.spec.shapes[0], self.chunk, strict=True):
@@ -240,6 +250,20 @@ class ZarrWork:
                 every.discard(last)
             found.append(sorted(every))
         return found[0], found[1]
+
+
+def _remove(path: str) -> None:
+    """Remove an unfinished store, which at no moment is there in part."""
+    _remove_folder(f"{path}{_SCRATCH}")
+    if os.path.exists(path):
+        os.rename(path, f"{path}{_SCRATCH}")
+        _remove_folder(f"{path}{_SCRATCH}")
+    _remove_folder(f"{path}{_DONE}")
+
+
+def _remove_folder(path: str) -> None:
+    if os.path.exists(path):
+        shutil.rmtree(path)
 
 
 def _sides(spec: CogSpec, chunk: Shape) -> tuple[int, int]:
