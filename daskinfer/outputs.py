@@ -153,10 +153,17 @@ class Outputs:
         try:
             self.work.append(encoded)
         except OSError as error:
-            raise InferenceError(
-                f"the output cannot be written: {error}. The rest is kept in {self.work.path}: run "
-                "the same call again to go on"
-            ) from error
+            raise self._unwritten(error) from error
+
+    def _unwritten(self, error: OSError) -> InferenceError:
+        again = "run the same call again to go on"
+        if self.plan.overwrite:
+            again = "run the same call without overwrite=True to go on"
+            if os.path.exists(_local(self.plan)):
+                again = f"remove {self.plan.output} and {again}"
+        return InferenceError(
+            f"the output cannot be written: {error}. The rest is kept in {self.work.path}: {again}"
+        )
 
     def told(self, report: Report) -> Report:
         """The report, with what the chunks told."""
@@ -169,12 +176,21 @@ class Outputs:
             self.ledger.mended(number)
 
     def finish(self, failures: Sequence[Failure]) -> int:
-        """Turn the work file into the output; returns its bytes."""
+        """Turn the work file into the output; returns its bytes.
+
+        Raises
+        ------
+        InferenceError
+            If the disk is full or fails.
+        """
         local = _local(self.plan)
         self.areas = total_areas(self.plan, self.tally, failures, work_path(self.plan))
         with self._kept() if is_object(self.plan.output) else contextlib.nullcontext():
             corners = [self._corner(failure) for failure in failures]
-            size = self.work.finish(local, self.plan.layout, failed=corners)
+            try:
+                size = self.work.finish(local, self.plan.layout, failed=corners)
+            except OSError as error:
+                raise self._unwritten(error) from error
             if is_object(self.plan.output):
                 try:
                     upload(local, self.plan.output)
