@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import warn_user
 from .model import Model, load_model
+from .receptive.domain import drawn
 from .receptive.field import ReceptiveField
 from .receptive.measured import field_of, remembered
+from .receptive.netrun import SIZES
 from .receptive.probe import measure_field
 from .tiling import round_up
 
@@ -94,34 +97,33 @@ def smallest_input(model: Model, field: ReceptiveField, bands: int) -> tuple[int
     return remembered("smallest", model, bands, lambda: _smallest(model, field.stride, bands))
 
 
-def check_steady(model: Model, bands: int, size: tuple[int, int]) -> None:
+def check_steady(model: Model, field: ReceptiveField, bands: int, size: tuple[int, int]) -> None:
     """Refuse a model whose result is a matter of chance, or of what else is in its batch.
 
     Raises
     ------
     ValueError
-        If one input gives two results, or one result alone and another beside other tiles, or if no
-        number that it gives is finite.
+        If one input gives two results, or one result alone and another beside other tiles, if no
+        number that it gives is finite, or if they are more than its input has room for.
     """
-    remembered("steady", model, bands, lambda: _refuse_unsteady(model, bands, size))
+    remembered("steady", model, bands, lambda: _refuse_unsteady(model, field, bands, size))
 
 
-def _refuse_unsteady(model: Model, bands: int, size: tuple[int, int]) -> None:
+def _refuse_unsteady(
+    model: Model, field: ReceptiveField, bands: int, size: tuple[int, int]
+) -> None:
     import torch
 
     network = model.network("cpu")
-    # A few tiles' worth of pixels, so that dropout cannot miss them all.
-    height, width = (side * -(-32 // side) if model.tile is None else side for side in size)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn((2, bands, height, width), generator=generator)
+    x = _tiles(model, field, bands, size)
     alone, again, both = (_scores(network, part) for part in (x[1:], x[1:], x))
     if alone is None or again is None:
         return
-    # A network may want what noise is not, as large or positive numbers.
-    if not any(_some_finite(scores) for scores in (alone, _scores(network, 1 + 1e3 * x.abs()))):
+    _check_room(field, x.shape[2:], alone.shape[2:])
+    if not alone.isfinite().any():
         raise ValueError(
-            "the model gives no finite number for a tile of noise: are its weights NaN, from a "
-            "training that diverged?"
+            f"the model gives no finite number for a tile of {field.domain}: are its weights NaN, "
+            "from a training that diverged?"
         )
     if not torch.allclose(alone.float(), again.float(), rtol=1e-3, atol=1e-5, equal_nan=True):
         raise ValueError(
@@ -141,21 +143,36 @@ def _refuse_unsteady(model: Model, bands: int, size: tuple[int, int]) -> None:
         )
 
 
+def _tiles(model: Model, field: ReceptiveField, bands: int, size: tuple[int, int]) -> torch.Tensor:
+    """Two tiles of random numbers."""
+    # A few tiles' worth of pixels, so that dropout cannot miss them all.
+    height, width = (side * -(-32 // side) if model.tile is None else side for side in size)
+    return drawn(field.domain, (2, bands, height, width))
+
+
+def _check_room(field: ReceptiveField, size: tuple[int, ...], got: tuple[int, ...]) -> None:
+    """Refuse an output that is larger than the input, in output pixels."""
+    scale = Fraction(field.scale).limit_denominator(64)
+    room = tuple(int(side * scale) for side in size)
+    if any(more > side for more, side in zip(got, room, strict=True)):
+        raise ValueError(
+            f"the model returns {_px(got)} for an input of {_px(size)}, where {_px(room)} have "
+            "room: crop its output to that inside the network, or lessen its padding"
+        )
+
+
 def _scores(network: Callable[[Any], Any], x: torch.Tensor) -> torch.Tensor | None:
     """What a network makes of an input; None where it refuses the size, which is told elsewhere."""
     import torch
 
     with torch.inference_mode():
         try:
-            scores = network(x)
+            # Networks that work in place get a copy.
+            scores = network(x.clone())
         except Exception:
             # Such sizes are refused for a reason of their own, which is told where they matter.
             return None
     return scores if isinstance(scores, torch.Tensor) else None
-
-
-def _some_finite(scores: torch.Tensor | None) -> bool:
-    return scores is not None and bool(scores.isfinite().any())
 
 
 _STRIDES_TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -170,9 +187,10 @@ def _smallest(model: Model, stride: tuple[int, int], bands: int) -> tuple[int, i
 
 
 def accepts_bands(model: Model, bands: int) -> bool:
-    """Whether a network runs on so many bands, on one of a few usual sizes."""
+    """Whether a network runs on so many bands, on one of the sizes that it is measured on."""
+    shapes = [model.tile] if model.tile else [(side, side) for side in SIZES]
     try:
-        _first_accepted(model.network("cpu"), bands, [(side, side) for side in (64, 224, 256, 512)])
+        _first_accepted(model.network("cpu"), bands, shapes)
     except ValueError:
         return False
     return True
@@ -273,5 +291,5 @@ def _whole(part: object, requested: object) -> int:
     return operator.index(part)
 
 
-def _px(pair: tuple[int, int]) -> str:
+def _px(pair: tuple[int, ...]) -> str:
     return f"{pair[0]} px" if pair[0] == pair[1] else f"{pair[0]} x {pair[1]} px (y, x)"

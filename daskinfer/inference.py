@@ -10,6 +10,7 @@ from .forward import OutputFormat
 from .inputs.aoi import AreaOfInterest
 from .model import Model
 from .pixels import Mask, without_reach
+from .receptive.domain import NOISE
 from .tiling import Tiling, Window
 
 __all__ = ["Inference"]
@@ -40,6 +41,8 @@ class Inference:
         Output pixels per input pixel.
     margin : tuple of int
         Input pixels ``(y, x)`` at the top and left that an unpadded model gives no output for.
+    domain : str
+        Numbers that a model can be tried on, of `daskinfer.receptive.domain`.
     device : str or callable
         What runs the model; see `daskinfer.device.DeviceChoice`.
     tuned : bool
@@ -64,6 +67,7 @@ class Inference:
     channels: int = 1
     scale: Fraction = Fraction(1)
     margin: tuple[int, int] = (0, 0)
+    domain: str = NOISE
     device: DeviceChoice = "auto"
     tuned: bool = False
     fixed: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .receptive.domain import drawn
 from .receptive.measured import is_remembered
 
 if TYPE_CHECKING:
@@ -58,10 +59,9 @@ class _Check:
     def run(self) -> None:
         import torch
 
-        generator = torch.Generator().manual_seed(0)
         size = max(self._size, min(self._inference.batch_size, _MOST))
         shape = (size, *self._inference.tile_shape)
-        x = torch.randn(shape, generator=generator).to(self._device.device)
+        x = drawn(self._inference.domain, shape).to(self._device.device)
         with torch.inference_mode():
             first = self._scores(x[: self._size])
             self._check_scores(first)
@@ -92,10 +92,10 @@ class _Check:
         if scores.shape[1] != channels:
             raise self._error(f"gives {scores.shape[1]} scores per pixel, measured were {channels}")
         if not torch.isfinite(scores).any():
-            hint = ""
+            hint, domain = "", self._inference.domain
             if self._inference.model.precision != "float32":
                 hint = ": does it overflow? pass precision='float32' or 'bfloat16'"
-            raise self._error(f"gives no finite number for a tile of noise{hint}")
+            raise self._error(f"gives no finite number for a tile of {domain}{hint}")
 
     def _differ(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         import torch

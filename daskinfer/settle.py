@@ -192,7 +192,7 @@ def settle(
         )
     fixed = model.tile or field.size
     least = smallest_input(model, field, bands)
-    check_steady(model, bands, least)
+    check_steady(model, field, bands, least)
     with warnings.catch_warnings():
         if quiet:
             warnings.simplefilter("ignore", UserWarning)
@@ -220,6 +220,7 @@ def settle(
         channels=field.bands,
         scale=scale,
         margin=field.margin,
+        domain=field.domain,
         device=choice.device,
         # A size that is found by timing differs from run to run.
         tuned=choice.batch_size == "auto" and not choice.reproducible,

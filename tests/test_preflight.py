@@ -14,9 +14,11 @@ from torch import nn
 import daskinfer as di
 from conftest import N3, noise, seeded, write_raster
 from daskinfer.forward import Forward
+from daskinfer.halo import accepts_bands
 from daskinfer.infer import make_device
 from daskinfer.preflight import check_device_runs
 from daskinfer.receptive.measured import is_remembered
+from daskinfer.receptive.netrun import Runner
 from daskinfer.settle import Choice, settle
 from daskinfer.source import ArraySource
 from models import quiet, save_script
@@ -210,3 +212,98 @@ def test_a_model_that_fails_on_its_first_tile_is_refused_by_the_plan_with_the_de
     with pytest.raises(ValueError, match=r"device cpu.*same device, cuda:0"):
         di.plan(scene, di.load_model(Failing()), tmp_path / "out.tif")
     assert not (tmp_path / "out.tif.partial").exists()
+
+
+# --- networks that work in place, and sizes that do not fit ---------------------------------------
+
+
+class InPlace(nn.Module):
+    """Normalises in place, as many training scripts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x -= 5000
+        x /= 3000
+        return self.conv(x)
+
+
+@pytest.mark.parametrize("tta", [(), ("identity", "hflip")])
+def test_networks_that_work_in_place_run(tmp_path, scene, one_worker, tta):
+    net = seeded(InPlace)
+    model = di.load_model(net, output="values", tta=tta)
+    assert di.receptive_field(model, bands=2).radius == (1, 1)
+    di.run(scene, model, tmp_path / "out.tif", client=one_worker, tile=32, chunk=32)
+    raw = noise(2, 60, 60)
+    parts = [whole(net, raw.copy())]
+    if tta:
+        parts.append(whole(net, raw[..., ::-1])[..., ::-1])
+    with rasterio.open(tmp_path / "out.tif") as dataset:
+        assert np.allclose(dataset.read(), np.mean(parts, axis=0), atol=1e-4)
+
+
+def test_a_network_whose_input_is_used_again_gets_a_copy():
+    x = torch.ones(2, 8, 8)
+    runner = Runner(seeded(InPlace), 2, torch.float32)
+    assert torch.equal(runner(x), runner(x))
+    assert (x == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: nn.Conv2d(2, 3, 3, padding=2), "34 px for an input of 32 px, where 32 px"),
+        (lambda: nn.Conv2d(2, 3, 3, 2, padding=2), "17 px for an input of 32 px, where 16 px"),
+    ],
+)
+def test_outputs_larger_than_the_input_are_refused_by_the_plan(tmp_path, scene, make, told):
+    with pytest.raises(ValueError, match=f"returns {told} have room: crop"):
+        di.plan(scene, seeded(make), tmp_path / "out.tif")
+
+
+class Last(nn.Conv2d):
+    """Returns ``(n, y, x, channel)``."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).permute(0, 2, 3, 1)
+
+
+class Pooled(nn.Conv2d):
+    """One score for a whole tile."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).mean((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("net", "told"), [(Last, "62 px along y for 1088 px and 62"), (Pooled, "1 px along y .* and 1")]
+)
+def test_outputs_that_do_not_grow_with_the_input_are_refused(tmp_path, scene, net, told):
+    with pytest.raises(ValueError, match=rf"{told} for 64: .* permute its output"):
+        di.plan(scene, seeded(net, 2, 3, 3), tmp_path / "out.tif")
+
+
+@pytest.mark.parametrize("side", [3, 5, 7, 9])
+def test_bands_that_the_network_unshuffles_are_not_those_of_its_first_layer(tmp_path, scene, side):
+    net = seeded(
+        nn.Sequential,
+        nn.PixelUnshuffle(side),
+        nn.Conv2d(2 * side * side, 3, 1),
+        nn.Upsample(scale_factor=side),
+    )
+    plan = di.plan(scene, net, tmp_path / "out.tif")
+    assert plan.field.stride == (side, side)
+
+
+def test_bands_are_tried_on_the_only_size():
+    class OneSize(nn.Sequential):
+        def forward(self, x):
+            if x.shape[2:] != (36, 36):
+                raise RuntimeError("36 px only")
+            return super().forward(x)
+
+    net = OneSize(nn.PixelUnshuffle(2), nn.Conv2d(8, 3, 1), nn.Upsample(scale_factor=2))
+    assert accepts_bands(di.load_model(net, tile=36), 2)
+    assert not accepts_bands(di.load_model(net, tile=36), 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..tiling import round_up
+from .domain import NOISE
 
 __all__ = ["ReceptiveField"]
 
@@ -39,6 +40,8 @@ class ReceptiveField:
         In words: why infinite or not equivariant, what could not be looked at.
     size : (int, int), optional
         The only (y, x) input size the net takes, for nets with a fixed one.
+    domain : str
+        The numbers that it was measured on, of `daskinfer.receptive.domain`.
 
     Examples
     --------
@@ -57,6 +60,7 @@ class ReceptiveField:
     margin: tuple[int, int] = (0, 0)
     reason: str = ""
     size: tuple[int, int] | None = None
+    domain: str = NOISE
 
     def __post_init__(self) -> None:
         if min(self.radius) < 0 or min(self.margin) < 0:

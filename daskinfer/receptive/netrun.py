@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .domain import CLASSES, NOISE, REAL, drawn
+
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "SIZES",
     "Line",
     "Runner",
+    "choose_domain",
     "exported_size",
     "in_double",
     "noise_of",
@@ -30,6 +34,8 @@ __all__ = [
 UNITS = (64, 96, 80, 112, 72, 120, 100, 108)
 SIZES = (*UNITS, *(n for n in range(65, 129) if n not in UNITS),
          192, 256, 384, 512, 768, 1024, 224, 240, 299, 448, 32, 16, 8)  # fmt: skip
+# With numbers other than noise, which the first sizes refuse for what they are.
+_FEWER = (*UNITS[:4], 128, 256, 512, 224, 32)
 
 
 _LONGEST = 400
@@ -74,13 +80,17 @@ class Runner:
     refusal: Exception | None = None
     channels: int = 1
     integer: bool = False
+    domain: str = NOISE
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
         """Run on (band, y, x) -> (channel, y, x) in double; None where the net refuses the size."""
+        import torch
+
         from ..wrappers import HeadError, not_scores
 
         try:
-            out = self.net(x[None].contiguous())
+            # A copy, as the net may work in place and the input is used again.
+            out = self.net(x[None].clone(memory_format=torch.contiguous_format))
         except HeadError:
             raise
         except Exception as error:  # nets refuse sizes with exceptions of any type
@@ -97,12 +107,8 @@ class Runner:
         return out[0].double() if min(out.shape[2:]) else None
 
     def draw(self, shape: tuple[int, int], seed: int = 0) -> torch.Tensor:
-        """Random (band, y, x); a generator of its own leaves the caller's random state alone."""
-        import torch
-
-        generator = torch.Generator().manual_seed(seed)
-        x = torch.randn((self.bands, *shape), generator=generator, dtype=torch.float64)
-        return x.to(self.dtype)
+        """Random (band, y, x) of the numbers that the net takes."""
+        return drawn(self.domain, (self.bands, *shape), seed, self.dtype)
 
 
 @dataclass
@@ -114,6 +120,7 @@ class Line:
     start: tuple[int, int]
     noise: float
     fixed: bool
+    blind: bool = False
     swallows: bool = False
 
     @property
@@ -165,18 +172,24 @@ def exported_size(net: object) -> tuple[int, int] | None:
     return (y, x) if type(y) is int and type(x) is int else None
 
 
-def start_size(runner: Runner) -> tuple[int, int]:
-    """Find the first (y, x) the net takes."""
+def start_size(runner: Runner, size: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Find the first (y, x) the net takes, and a domain where it does not take noise.
+
+    A size that is given is tried alone, and returned even if the net refuses it.
+    """
     first: Exception | None = None
-    squares = [(n, n) for n in SIZES]
-    for shape in itertools.chain(squares, itertools.permutations(UNITS, 2)):
-        if runner(runner.draw(shape)) is not None:
-            return shape
-        first = first or runner.refusal
+    for runner.domain in (*REAL, *CLASSES):
+        for shape in [size] if size else _shapes(runner.domain):
+            if runner(runner.draw(shape)) is not None:
+                return shape
+            first = first or runner.refusal
+    runner.domain = NOISE
+    if size:
+        return size
     raise ValueError(
         f"the net refused {_in_words(runner.bands)} of every size tried, 8 to {max(SIZES)} px, on "
-        f"device cpu; the first time with: {_short(first)}. If it takes one size only, say so with "
-        "load_model(..., tile=(y, x))"
+        f"device cpu, of noise and of whole numbers; the first time with: {_short(first)}. If it "
+        "takes one size only, say so with load_model(..., tile=(y, x))"
     ) from first
 
 
@@ -184,6 +197,48 @@ def _short(error: Exception | None) -> str:
     """The error less the tensors that TorchScript prints in it."""
     text = repr(error)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
+def _shapes(domain: str) -> Iterator[tuple[int, int]]:
+    """Yield the (y, x) to try."""
+    yield from ((n, n) for n in (SIZES if domain == NOISE else _FEWER))
+    if domain == NOISE:
+        yield from itertools.permutations(UNITS, 2)
+
+
+def choose_domain(runner: Runner, start: tuple[int, int]) -> str:
+    """Choose the numbers that show most of a net; return in words why none shows anything."""
+    taken = runner.domain
+    for domains in (REAL, CLASSES):
+        best = 0.0
+        for runner.domain in domains:
+            share = _shown(runner, start)
+            if share > best:
+                best, taken = share, runner.domain
+            if best == 1:
+                break
+        if best:
+            break
+    runner.domain = taken
+    if best:
+        return ""
+    return (
+        "what it looks at does not show: its output is not finite, or always the same, for noise, "
+        "fractions, large and whole numbers; pass halo= if you know how far it looks"
+    )
+
+
+def _shown(runner: Runner, shape: tuple[int, int]) -> float:
+    """Share of the output that is finite; 0 where that, or no number, depends on the input."""
+    one, other = runner(runner.draw(shape)), runner(runner.draw(shape, seed=1))
+    if one is None or other is None or one.shape != other.shape:
+        return 0.0
+    finite = one.isfinite()
+    depends = bool(((one != other) & finite).any())
+    # What is finite for some numbers only, as a logarithm, hides what is felt.
+    if not depends or not finite.equal(other.isfinite()):
+        return 0.0
+    return finite.double().mean().item()
 
 
 def takes_only(runner: Runner, start: tuple[int, int]) -> bool:
@@ -215,17 +270,17 @@ def noise_of(runner: Runner, shape: tuple[int, int]) -> float | None:
     return None if difference > 1e-3 * spread else 4 * difference
 
 
-def in_double(net: object, bands: int, shape: tuple[int, int]) -> Runner | None:
+def in_double(single: Runner, shape: tuple[int, int]) -> Runner | None:
     """Return a float64 copy of the net, None where it cannot be one."""
     import torch
 
-    if not isinstance(net, torch.nn.Module):
+    if not isinstance(single.net, torch.nn.Module):
         return None
     try:
         with quiet():
-            twin = copy.deepcopy(net).requires_grad_(False).double()
+            twin = copy.deepcopy(single.net).requires_grad_(False).double()
     except Exception:  # any module that cannot be copied is probed in float32 only
         return None
-    runner = Runner(twin, bands, torch.float64)
+    runner = Runner(twin, single.bands, torch.float64, domain=single.domain)
     x = runner.draw(shape)
     return runner if runner(x) is not None else None

@@ -36,6 +36,7 @@ from .field import ReceptiveField
 from .netrun import (
     Line,
     Runner,
+    choose_domain,
     exported_size,
     in_double,
     noise_of,
@@ -90,6 +91,8 @@ def measure_field(
     Notes
     -----
     Taps whose weight is zero count, for a NaN passes them: the radius is that of the architecture.
+    A net that gives no finite numbers for noise, or always the same ones, is measured on others
+    (`daskinfer.receptive.domain`); where none shows what it depends on, no halo counts as exact.
     Where something in the net swallows NaN (``nan_to_num``, argmax, comparisons), the difference
     between inputs that differ only in the band takes over, over several large random draws.
     """
@@ -99,17 +102,20 @@ def measure_field(
         raise ValueError(f"in_bands {in_bands} and limit {limit} must be at least 1")
     with torch.no_grad(), plain_kernels():
         runner = Runner(net, in_bands, torch.float32)
-        start = size or exported_size(net) or start_size(runner)
+        start = start_size(runner, size or exported_size(net))
+        unseen = choose_domain(runner, start)
         fixed = start if takes_only(runner, start) else None
         noise = noise_of(runner, start)
         if noise is None:
             return _nondeterministic(runner, start)
-        double = in_double(net, in_bands, start) or runner
+        double = in_double(runner, start) or runner
         axes = []
         for axis in (0, 1):
-            line, twin = (Line(r, axis, start, noise, bool(fixed)) for r in (runner, double))
+            line, twin = (
+                Line(r, axis, start, noise, bool(fixed), bool(unseen)) for r in (runner, double)
+            )
             axes.append(_measure_axis(line, twin, limit))
-    return _join(axes, runner, fixed)
+    return _join(axes, runner, fixed, unseen)
 
 
 class _AxisField(NamedTuple):
@@ -153,7 +159,9 @@ def _measure_axis(line: Line, double: Line, limit: int) -> _AxisField:
     return _AxisField(reach, lattice, at, True, False, looked, note)
 
 
-def _join(axes: list[_AxisField], runner: Runner, fixed: tuple[int, int] | None) -> ReceptiveField:
+def _join(
+    axes: list[_AxisField], runner: Runner, fixed: tuple[int, int] | None, unseen: str
+) -> ReceptiveField:
     y, x = axes
     if y.at.scale != x.at.scale:
         raise ValueError(f"the output scale differs per axis (y {y.at.scale}, "
@@ -172,8 +180,9 @@ def _join(axes: list[_AxisField], runner: Runner, fixed: tuple[int, int] | None)
         bands=runner.channels,
         looked=min(y.looked, x.looked),
         margin=(y.at.margin, x.at.margin),
-        reason="; ".join(notes),
+        reason=unseen or "; ".join(notes),
         size=fixed,
+        domain=runner.domain,
     )
 
 
@@ -194,4 +203,4 @@ def _suspects(net: object, *, finite: bool) -> str:
 def _nondeterministic(runner: Runner, shape: tuple[int, int]) -> ReceptiveField:
     reason = "two runs on one input differ: call eval() on the net, or switch its dropout off"
     return ReceptiveField(shape, (1, 1), finite=False, equivariant=False, bands=runner.channels,
-                          reason=reason)  # fmt: skip
+                          reason=reason, domain=runner.domain)  # fmt: skip

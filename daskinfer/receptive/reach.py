@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..tiling import round_up
+from .domain import CLASSES
 from .netrun import Line
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ def _columns(mask: torch.Tensor) -> list[int]:
 
 def _contents(line: Line, band: torch.Tensor, seed: int) -> Iterator[torch.Tensor]:
     """Yield contents for the band: NaN, then draws large enough to win any max or comparison."""
+    if line.runner.domain in CLASSES:
+        # There is no class of any other number.
+        yield from (line.draw(band.shape[2], seed + 100 * times) for times in range(1, 3))
+        return
     yield band * math.nan
     if line.swallows:
         noise = line.draw(band.shape[2], seed + 100)
@@ -146,9 +151,17 @@ def grow(line: Line, limit: int) -> Iterator[Coarse]:
     for x, base, longest in _looks(line, limit):
         length, out = x.shape[2], base.shape[2]
         ratio = (out - small) / (length - unit) if length > unit else out / length
+        if ratio <= 0:
+            raise ValueError(
+                f"the model returns {out} px along {'yx'[line.axis]} for {length} px and {small} "
+                f"for {unit}: it must return (n, channel, y, x), with y and x that grow with the "
+                "input's. If it takes and returns (n, y, x, channel), pass axes='nhwc'; if it only "
+                "returns that, permute its output"
+            )
         at = Geometry.of(length, out, _simple_ratio(ratio))
         band = max(1, min(unit, length // 4)) if longest else unit
-        yield Coarse(_reach(line, x, base, band, at), length - band, length, at, longest)
+        reach = None if line.blind else _reach(line, x, base, band, at)
+        yield Coarse(reach, length - band, length, at, longest)
 
 
 class _Shift(NamedTuple):
