@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import warn_user
 from .model import Model, load_model
-from .receptive.domain import drawn
+from .receptive.domain import CLASSES, drawn
 from .receptive.field import ReceptiveField
 from .receptive.measured import field_of, remembered
 from .receptive.netrun import SIZES
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_OVERLAP",
     "accepts_bands",
+    "check_averaged",
     "check_steady",
     "choose_halo",
     "receptive_field",
@@ -159,6 +160,53 @@ def _check_room(field: ReceptiveField, size: tuple[int, ...], got: tuple[int, ..
             f"the model returns {_px(got)} for an input of {_px(size)}, where {_px(room)} have "
             "room: crop its output to that inside the network, or lessen its padding"
         )
+
+
+def check_averaged(model: Model, bands: int, cure: str) -> None:
+    """Refuse to average what a model gives where that is ids of classes.
+
+    Parameters
+    ----------
+    model : Model
+        Without test-time augmentation, which gives averages already.
+    bands : int
+        Of its input.
+    cure : str
+        What to leave out so that nothing is averaged.
+
+    Raises
+    ------
+    ValueError
+        If its numbers are whole, and more than a mask of 0 and 1 that becomes classes.
+    """
+    field = receptive_field(model, bands=bands)
+    whole = remembered("whole", model, bands, lambda: _whole_numbers(model, field, bands))
+    if whole is None:
+        return
+    if model.output != "values":
+        # Averages of a mask of 0 and 1, and of one-hot classes, are votes.
+        voted = field.bands > 1 or model.activation in ("softmax", "sigmoid")
+        if voted or whole <= 1:
+            return
+    raise ValueError(
+        "the model gives whole numbers, as ids of classes, and their averages would be other "
+        f"classes: {cure}, or leave the argmax out of the network, so that it gives scores, and "
+        "pass output='classes'"
+    )
+
+
+def _whole_numbers(model: Model, field: ReceptiveField, bands: int) -> float | None:
+    """The largest number that a network gives where all are whole; else None."""
+    size = smallest_input(model, field, bands)
+    scores = _scores(model.network("cpu"), _tiles(model, field, bands, size))
+    if scores is None:
+        return None
+    if scores.is_floating_point():
+        # Some networks cast their ids.  Of whole numbers others give whole numbers too.
+        varied = bool((scores != scores.flatten()[0]).any())
+        if field.domain in CLASSES or not varied or not scores.equal(scores.round()):
+            return None
+    return scores.max().item()
 
 
 def _scores(network: Callable[[Any], Any], x: torch.Tensor) -> torch.Tensor | None:

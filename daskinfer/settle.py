@@ -17,6 +17,7 @@ from .forward import OutputFormat
 from .halo import (
     DEFAULT_OVERLAP,
     accepts_bands,
+    check_averaged,
     check_steady,
     choose_halo,
     receptive_field,
@@ -182,6 +183,9 @@ def settle(
         If the result will not be exact: a halo below the radius, or a model without an exact one.
     """
     bands = len(source.band_names)
+    if model.tta and not quiet:
+        # First, as means of ids take long to measure.
+        check_averaged(model.patch(tta=()), bands, "leave tta= out")
     field = receptive_field(model, bands=bands)
     _check_classes(model, field)
     scale = Fraction(field.scale).limit_denominator(64)
@@ -197,6 +201,9 @@ def settle(
         if quiet:
             warnings.simplefilter("ignore", UserWarning)
         halo, overlap = _context(field, choice, fixed)
+    if any(overlap) and not (quiet or model.tta):
+        cut = "pass halo= to cut tiles" if choice.overlap is None else "leave overlap= out"
+        check_averaged(model, bands, cut)
     axes = [
         _lattice(size, field.stride[i], halo[i], overlap[i], _pair(choice.tile)[i], least[i], fixed)
         for i, size in enumerate(source.grid.shape)

@@ -241,3 +241,75 @@ def test_models_of_one_input_size_are_blended(tmp_path, one_worker, shape):
     np.testing.assert_allclose(
         pixels[:, :20, :20], corner[:, : shape[0], : shape[1]][:, :20, :20], atol=1e-5
     )
+
+
+# --- numbers that cannot be averaged --------------------------------------------------------------
+
+
+class Made(nn.Module):
+    """What a function makes of scores."""
+
+    def __init__(self, make) -> None:
+        super().__init__()
+        self.net = seeded(N3)
+        self.make = make
+
+    def forward(self, x):
+        return self.make(self.net(x))
+
+
+IDS = {
+    "ids": lambda y: y.argmax(1, keepdim=True),
+    "ids as floats": lambda y: y.argmax(1, keepdim=True).float(),
+    "mask": lambda y: y[:, :1] > 0,
+    "count": lambda y: y.relu().round(),
+}
+
+
+@pytest.mark.parametrize("make", IDS)
+@pytest.mark.parametrize(("spec", "choice"), [({"tta": "d4"}, {}), ({}, {"overlap": 16})])
+def test_ids_are_not_averaged(tmp_path, make, spec, choice):
+    path = write_raster(tmp_path / "s.tif", noise(2, 90, 90))
+    model = di.load_model(Made(IDS[make]), output="values", **spec)
+    cure = "leave tta= out" if spec else "leave overlap= out"
+    with pytest.raises(ValueError, match=f"gives whole numbers.*: {cure}, or leave the argmax"):
+        di.plan(path, model, tmp_path / "o.tif", **choice)
+
+
+def test_ids_without_an_exact_halo_are_not_blended(tmp_path):
+    path = write_raster(tmp_path / "s.tif", noise(2, 90, 90))
+    net = Made(lambda y: (y - y.mean((2, 3), keepdim=True)).argmax(1, keepdim=True))
+    model = di.load_model(net, output="values")
+    with (
+        pytest.warns(UserWarning, match="no halo is exact"),
+        pytest.raises(ValueError, match=r"whole numbers.*: pass halo= to cut tiles, or leave"),
+    ):
+        di.plan(path, model, tmp_path / "o.tif")
+    with pytest.warns(UserWarning, match="no halo is exact"):
+        assert di.plan(path, model, tmp_path / "o.tif", halo=8).inference.tiling.halo == (8, 8)
+
+
+def test_ids_are_cut_exactly(tmp_path, one_worker):
+    raw = noise(2, 90, 90, dtype="float32") / 1e4
+    path, net = write_raster(tmp_path / "s.tif", raw), Made(IDS["ids"])
+    model = di.load_model(net, output="values")
+    di.run(path, model, tmp_path / "o.tif", tile=32, chunk=32, client=one_worker)
+    top = np.sort(whole(net.net, raw), axis=0)
+    certain = top[-1] - top[-2] > 1e-5
+    with rasterio.open(tmp_path / "o.tif") as dataset:
+        assert np.array_equal(dataset.read(1)[certain], whole(net, raw)[0][certain])
+
+
+@pytest.mark.parametrize(
+    ("make", "spec"),
+    [
+        (lambda y: y, {"output": "values"}),
+        # Votes.
+        (IDS["mask"], {"output": "classes", "threshold": 0.5}),
+        (lambda y: (y == y.amax(1, keepdim=True)).long(), {"output": "classes"}),
+    ],
+)
+def test_what_has_a_mean_is_averaged(tmp_path, make, spec):
+    path = write_raster(tmp_path / "s.tif", noise(2, 90, 90))
+    model = di.load_model(Made(make), **spec)
+    assert di.plan(path, model, tmp_path / "o.tif", overlap=16).inference.blended
