@@ -36,6 +36,9 @@ __all__ = [
     "smallest_input",
 ]
 
+# By which probabilities may leave 0 to 1.
+_ROUNDING = 1e-3
+
 DEFAULT_OVERLAP = 128
 """Context in px per side for nets without an exact halo: tiles are blended over it instead."""
 
@@ -105,9 +108,34 @@ def check_steady(model: Model, field: ReceptiveField, bands: int, size: tuple[in
     ------
     ValueError
         If one input gives two results, or one result alone and another beside other tiles, if no
-        number that it gives is finite, or if they are more than its input has room for.
+        number that it gives is finite, if they are more than its input has room for, or if they
+        should be probabilities and are not.
     """
     remembered("steady", model, bands, lambda: _refuse_unsteady(model, field, bands, size))
+    if model.output == "probabilities" and model.activation is None:
+        _check_probabilities(
+            *remembered("range", model, bands, lambda: _range(model, field, bands, size))
+        )
+
+
+def _range(
+    model: Model, field: ReceptiveField, bands: int, size: tuple[int, int]
+) -> tuple[float, float]:
+    """Lowest and highest score of a random tile; 0 and 1 where there is none."""
+    scores = _scores(model.network("cpu"), _tiles(model, field, bands, size)[1:])
+    finite = None if scores is None else scores[scores.isfinite()].float()
+    if finite is None or not finite.numel():
+        return 0.0, 1.0
+    return finite.min().item(), finite.max().item()
+
+
+def _check_probabilities(low: float, high: float) -> None:
+    if low < -_ROUNDING or high > 1 + _ROUNDING:
+        raise ValueError(
+            f"output='probabilities' of a model whose scores reach from {low:.3g} to {high:.3g}: "
+            "pass activation='softmax', or 'sigmoid' where classes do not exclude each other; or "
+            "'identity', if they are what you want"
+        )
 
 
 def _refuse_unsteady(

@@ -193,7 +193,7 @@ def test_probabilities_in_steps(overlap):
 
 
 def test_ends_and_middle_are_exact_and_what_is_no_probability_is_nodata():
-    model = di.load_model(Pixel(), output="probabilities", dtype="uint8")
+    model = di.load_model(Pixel(), output="probabilities", activation="identity", dtype="uint8")
     values = torch.tensor([0, 1, 0.5, -1e-5, 1.0001, -0.1, 3, float("nan")]).reshape(1, 1, 1, 8)
     assert to_pixels(values, model).flatten().tolist() == [0, 250, 125, 0, 250, 255, 255, 255]
 
@@ -227,6 +227,19 @@ def test_readers_get_probabilities(tmp_path, one_worker):
     with rasterio.open(tmp_path / "p.tif") as dataset:
         assert dataset.scales == (0.004,) * 3
         assert np.array_equal(dataset.read(), steps)
+
+
+def test_scores_that_are_no_probabilities_are_refused(tmp_path):
+    path = write_raster(tmp_path / "s.tif", noise(2, 64, 64))
+    for options in ({}, {"dtype": "uint8"}):
+        model = di.load_model(seeded(N3), output="probabilities", **options)
+        with pytest.raises(ValueError, match=r"scores reach from -.*activation='softmax'"):
+            di.plan(path, model, tmp_path / "o.tif")
+        with pytest.raises(ValueError, match="activation='softmax'"):
+            di.predict(di.open_raster(path), model)
+    # A network that has its own activation needs none.
+    ready = torch.nn.Sequential(seeded(N3), torch.nn.Softmax(1))
+    di.plan(path, di.load_model(ready, output="probabilities"), tmp_path / "o.tif")
 
 
 @pytest.mark.parametrize("output", ["classes", "values"])
