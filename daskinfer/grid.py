@@ -339,6 +339,12 @@ def _through(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Affine:
 def _pixels(centres: npt.NDArray[Any], origin: float, size: float, axis: str) -> tuple[float, int]:
     """Offset of the first pixel's outer edge, and the spacing, in whole pixels of the transform."""
     positions = (np.asarray(centres, float) - origin) / size - 0.5
+    if not np.isfinite(positions).all():
+        count = int((~np.isfinite(positions)).sum())
+        raise ValueError(
+            f"{count} of {len(positions)} coordinates {axis} are no numbers, as pad() leaves them: "
+            f"array.assign_coords({axis}=...) with the centres of all pixels"
+        )
     first = round(float(positions[0]))
     step = round(float(positions[1] - positions[0])) if len(positions) > 1 else 1
     if step == 0 or np.abs(positions - (first + step * np.arange(len(positions)))).max() > 0.01:

@@ -284,6 +284,16 @@ def test_coordinates_that_contradict_the_transform_are_refused(tmp_path, axis):
             grid_of(wrong)
 
 
+def test_coordinates_that_are_no_numbers_are_refused(tmp_path):
+    scene = di.open_raster(write_raster(tmp_path / "a.tif", ramp(20, 30)))
+    with pytest.raises(
+        ValueError, match=r"5 of 35 coordinates x are no numbers.*assign_coords\(x="
+    ):
+        grid_of(scene.pad(x=(2, 3)))
+    with pytest.raises(ValueError, match="1 of 21 coordinates y are no numbers"):
+        grid_of(scene.pad(y=(0, 1)))
+
+
 def test_an_array_without_rows_and_columns_is_refused_with_its_dimensions():
     with pytest.raises(ValueError, match=r"\(band, y, x\), got \('lat', 'lon'\)"):
         grid_of(xr.DataArray(np.zeros((3, 4)), dims=("lat", "lon")))
