@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import rasterio
 
 from .grid import Grid
 from .tiling import Span, Window
@@ -18,6 +19,8 @@ Bands = Sequence[str | int] | None
 
 # Bounds that lie on pixel edges are not a pixel larger for the rounding of their last digit.
 _ROUNDING = 1e-6
+# Bounds in another CRS are looked at in so many places a side.
+_PLACES = 21
 # Names in an error.
 _LISTED = 100
 
@@ -157,12 +160,11 @@ def window_of_bounds(bounds: Sequence[float], grid: Grid, crs: Any = None) -> Wi
     Raises
     ------
     ValueError
-        If the bounds do not meet the grid, or the grid has no transform.
+        If the bounds do not meet the grid, or in several parts, or the grid has no transform.
 
     Examples
     --------
-    >>> from affine import Affine
-    >>> grid = Grid(100, 200, Affine(10, 0, 500000, 0, -10, 4600000))
+    >>>     >>> grid = Grid(100, 200, Affine(10, 0, 500000, 0, -10, 4600000))
     >>> window_of_bounds((500205, 4599000, 500300, 4599500), grid).bounds()
     (50, 20, 50, 10)
     """
@@ -171,8 +173,17 @@ def window_of_bounds(bounds: Sequence[float], grid: Grid, crs: Any = None) -> Wi
         raise ValueError(
             "bounds= needs a raster with a transform, which this one has not: pass window= (pixels)"
         )
+    spans = [(left, right)]
     if crs is not None:
         left, bottom, right, top = _projected((left, bottom, right, top), crs, grid)
+        spans = _turned(left, right, grid)
+    if len(spans) > 1:
+        raise ValueError(
+            "the raster has the bounds in parts that lie apart, x = "
+            f"{' and '.join(f'{west:.10g} to {east:.10g}' for west, east in sorted(spans))}: pass "
+            "those of one part after the other, in the raster's CRS"
+        )
+    [(left, right)] = spans
     corners = [~grid.transform @ (x, y) for x in (left, right) for y in (bottom, top)]
     cols, rows = (_touched([corner[i] for corner in corners]) for i in (0, 1))
     window = Window(rows, cols).clip(_whole(grid))
@@ -182,6 +193,35 @@ def window_of_bounds(bounds: Sequence[float], grid: Grid, crs: Any = None) -> Wi
             f"raster, which has {grid.bounds}"
         )
     return window
+
+
+def _turned(left: float, right: float, grid: Grid) -> list[tuple[float, float]]:
+    """Bounds in x as a raster in degrees counts them, all that meet it; in other CRSs as they are.
+
+    Where it holds all of them in one piece, that one.
+    """
+    if not _in_degrees(grid):
+        return [(left, right)]
+    # What crosses the antimeridian comes with its left edge right of the other.
+    right += 360.0 if left > right else 0.0
+    west, _, east, _ = grid.bounds
+    if right - left >= 360.0:
+        return [(west, east)]
+    turned = [(left + turn, right + turn) for turn in (0.0, 360.0, -360.0)]
+    for span in turned:
+        if west <= span[0] and span[1] <= east:
+            return [span]
+    slack = _ROUNDING * (east - west)
+    meeting = [
+        (max(span[0], west), min(span[1], east))
+        for span in turned
+        if span[0] < east - slack and span[1] > west + slack
+    ]
+    return meeting or turned[:1]
+
+
+def _in_degrees(grid: Grid) -> bool:
+    return bool(rasterio.CRS.from_user_input(grid.crs).is_geographic)
 
 
 def _checked(bounds: Sequence[float]) -> tuple[float, float, float, float]:
@@ -203,7 +243,28 @@ def _projected(
     if grid.crs is None:
         raise ValueError("bounds_crs= needs a raster with a CRS, which this one has not")
     left, bottom, right, top = transform_bounds(crs, grid.crs, *bounds)
+    if not _in_degrees(grid):
+        _refuse_torn(bounds, crs, grid.crs)
     return left, bottom, right, top
+
+
+def _refuse_torn(bounds: tuple[float, float, float, float], crs: Any, target: str) -> None:
+    """Refuse bounds that the target CRS tears apart, as a map of the world at its antimeridian."""
+    from rasterio.warp import transform
+
+    left, bottom, right, top = bounds
+    along = np.linspace(0, 1, _PLACES)
+    xs, ys = np.meshgrid(left + along * (right - left), bottom + along * (top - bottom))
+    for values in transform(crs, target, xs.ravel(), ys.ravel()):
+        places = np.where(np.isfinite(values), values, np.nan).reshape(xs.shape)
+        steps = np.concatenate([np.diff(places, axis=axis).ravel() for axis in (0, 1)])
+        steps = np.abs(steps[np.isfinite(steps)])
+        if steps.size and steps.max() > 0.5 * (np.nanmax(places) - np.nanmin(places)):
+            raise ValueError(
+                f"bounds (left, bottom, right, top) = {bounds} lie on both sides of where the "
+                "raster's CRS is cut, at its antimeridian: split them there, and pass one part "
+                "after the other"
+            )
 
 
 def _touched(ends: list[float]) -> Span:
