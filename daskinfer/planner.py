@@ -24,6 +24,7 @@ from .draft import Draft, is_split
 from .errors import warn_user
 from .inference import Inference
 from .inputs.aoi import AreaOfInterest
+from .inputs.protocol import served_state
 from .memory import expected_memory
 from .model import Model, load_model
 from .objectstore import check_writable, is_object, local_path
@@ -127,6 +128,7 @@ class Plan:
             json.dumps(
                 {
                     "source": self.source.identity,
+                    "served": served_state(self.source),
                     "bands": self.source.band_names,
                     "model": model,
                     "tiling": asdict(self.tiling),

@@ -19,7 +19,6 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import rasterio
 import rasterio.windows
 from rasterio._err import CPLE_BaseError
@@ -29,7 +28,17 @@ from rasterio.errors import RasterioIOError
 from .blockcache import Cells, cache_limit, shared_cache
 from .display import bytes_text
 from .grid import Grid
-from .handles import Sign, drop_handle, handle, identity_of, open_dataset
+from .handles import (
+    Sign,
+    digest_of,
+    drop_handle,
+    files_of,
+    handle,
+    identity_of,
+    open_dataset,
+    read_bands,
+    read_mask,
+)
 from .inputs.vrt import Covers, coverage, covered
 from .metadata import (
     MaskKind,
@@ -44,7 +53,7 @@ from .metadata import (
     nodata_of,
 )
 from .paths import absolute_name
-from .pixels import Array, Mask, Pixels, cutter, valid_pixels
+from .pixels import Mask, Pixels, cutter, valid_pixels
 from .remote import UnreachableError, environment, is_alone, is_remote, patiently
 from .selection import Bands, area_of, find_bands, window_of
 from .tiling import Span, Window
@@ -92,13 +101,15 @@ class Raster:
         ``(height, width)`` of the file's storage blocks.
     mask : {None, "dataset", "alpha", "bands"}
         Where the file keeps a mask besides nodata.
-    identity : str
-        Path, size, modification time and window.
+    file : str
+        Path, size and modification time.
+    beside : str
+        Names the state of the other files that its pixels come from.
     extent : tuple of int
         ``(height, width)`` of the whole file.
     opened : str
         Names this description.  Decoded blocks are shared under it: URLs, and the files behind a
-        VRT, have no time of their own here, and are read anew by who opens them anew.
+        VRT, are not looked at again for every read, and are read anew by who opens them anew.
     sign : callable or None
         Gives the address to open for `path`, in the thread that opens it.
     alone : bool
@@ -120,7 +131,8 @@ class Raster:
     offsets: tuple[float, ...]
     block: tuple[int, int]
     mask: MaskKind
-    identity: str
+    file: str
+    beside: str
     extent: tuple[int, int]
     opened: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
     sign: Sign | None = field(default=None, compare=False)
@@ -129,7 +141,15 @@ class Raster:
     covers: Covers | None = field(default=None, repr=False)
 
     def __dask_tokenize__(self) -> object:
-        return type(self).__qualname__, self.identity, self.indexes, self.nodata, repr(self.grid)
+        return type(self).__qualname__, self.identity
+
+    @cached_property
+    def identity(self) -> str:
+        """The file, and a digest of all else that its pixels and their validity depend on."""
+        cut = self.origin, repr(self.grid), self.indexes, self.dtype
+        # As text, for NaN is not equal to itself.
+        read = str(self.nodata), self.mask, self.scales, self.offsets, self.covers, self.beside
+        return f"{self.file}|read as {digest_of(*cut, *read)}"
 
     @property
     def has_mask(self) -> bool:
@@ -193,14 +213,12 @@ class Raster:
 
     @cached_property
     def _key(self) -> tuple[object, ...]:
-        """All that decoded pixels depend on.  As text, for NaN is not equal to itself."""
-        cut = (self.origin, self.grid.shape)
-        return self.identity, self.opened, self.indexes, str(self.nodata), self.mask, cut
+        """All that decoded pixels depend on."""
+        return self.identity, self.opened
 
     def changed(self) -> bool:
         """Whether the file is another one than was described."""
-        # What follows the file's identity tells of the window.
-        return not f"{self.identity}|".startswith(f"{identity_of(self.path)}|")
+        return self.file != identity_of(self.path)
 
     def select(self, bands: Bands) -> Raster:
         """The raster with these bands only, in this order."""
@@ -238,9 +256,7 @@ class Raster:
         """A window of the raster, as a raster."""
         row, col = window.origin
         origin = (self.origin[0] + row, self.origin[1] + col)
-        # Without georeferencing, windows of one size have equal grids.
-        identity = f"{self.identity}|{window.bounds()}"
-        return replace(self, grid=self.grid.window(window), origin=origin, identity=identity)
+        return replace(self, grid=self.grid.window(window), origin=origin)
 
     def thinned(self, largest: int) -> Pixels:
         """Every n-th pixel of the whole raster, from its overviews where it has some."""
@@ -343,14 +359,14 @@ class Raster:
             col + self.origin[1], row + self.origin[0], window.shape[1], window.shape[0]
         )
         dataset = handle(self.path, self.opened, self.sign)
-        data = _read(dataset, self.indexes, self.dtype, area, shape)
+        data = read_bands(dataset, self.indexes, self.dtype, area, shape)
         if data.shape != (len(self.indexes), *shape):
             raise RasterioIOError(
                 f"{self.path}: window {window.bounds()} came back as {data.shape[1:]}"
             )
         valid = valid_pixels(data, self.nodata) if self.has_mask else None
         if self.mask is not None:
-            own = _mask_of(dataset, self.mask, self.indexes, area, shape) > 0
+            own = read_mask(dataset, self.mask, self.indexes, area, shape) > 0
             valid = own if valid is None else valid & own
         if self.covers is not None:
             here = Span(area.row_off, area.row_off + area.height)
@@ -422,7 +438,9 @@ def _described(
         offsets=tuple(float(offsets[n - 1]) for n in numbers),
         block=tuple(dataset.block_shapes[0]),
         mask=mask_kind(dataset) if mask else None,
-        identity=identity_of(path),
+        file=identity_of(path),
+        # Over a network every name would be asked for.
+        beside="" if is_remote(path) else files_of(dataset, path),
         extent=dataset.shape,
         sign=sign,
         aliases=band_aliases(dataset, numbers),
@@ -463,35 +481,3 @@ def layout_warning(source: object, window: Window) -> str | None:
 
 def _whole(grid: Grid) -> Window:
     return Window(Span(0, grid.height), Span(0, grid.width))
-
-
-def _read(
-    dataset: rasterio.DatasetReader,
-    numbers: Sequence[int],
-    dtype: str,
-    area: rasterio.windows.Window,
-    shape: tuple[int, int],
-) -> Array:
-    if len({dataset.dtypes[n - 1] for n in numbers}) == 1:
-        data = dataset.read(list(numbers), window=area, out_shape=(len(numbers), *shape))
-        return np.asarray(data, dtype)
-    # Bands of a VRT, which rasterio refuses to read at once.
-    bands = (dataset.read(n, window=area, out_shape=shape) for n in numbers)
-    return np.stack([band.astype(dtype) for band in bands])
-
-
-def _mask_of(
-    dataset: rasterio.DatasetReader,
-    kind: MaskKind,
-    numbers: Sequence[int],
-    area: rasterio.windows.Window,
-    shape: tuple[int, int],
-) -> npt.NDArray[Any]:
-    if kind == "bands":
-        masks = dataset.read_masks(list(numbers), window=area, out_shape=(len(numbers), *shape))
-        return np.asarray(masks.min(axis=0))
-    if kind == "alpha":
-        # Not dataset_mask: it takes alpha for a mask only where there are two or four bands.
-        alpha = dataset.colorinterp.index(ColorInterp.alpha) + 1
-        return np.asarray(dataset.read(alpha, window=area, out_shape=shape))
-    return np.asarray(dataset.dataset_mask(window=area, out_shape=shape))

@@ -12,14 +12,17 @@ import os
 import random
 import re
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from typing import Any, TypeVar
 
 import rasterio
 import rasterio.env
 from rasterio.errors import RasterioIOError
 
-__all__ = ["UnreachableError", "environment", "is_alone", "is_remote", "patiently"]
+__all__ = ["UnreachableError", "environment", "is_alone", "is_remote", "patiently", "served"]
 
 T = TypeVar("T")
 
@@ -42,6 +45,8 @@ _MORE = 3
 _DELAY = 0.5
 # Seconds for which a file that could not be reached is given no second try.
 _GIVEN_UP = 15.0
+# Of the request for the state of a file, tries and seconds.
+_TRIES, _SECONDS = 2, 20
 _SCHEMES = {"s3": "vsis3", "gs": "vsigs", "az": "vsiaz", "oss": "vsioss"}
 _NETWORK = re.compile(r"/vsi(curl|s3|gs|az|adls|oss|swift|webhdfs|hdfs)|https?://")
 
@@ -164,6 +169,33 @@ def patiently(
         # At random: many threads fail at one time and would come back at one time.
         time.sleep(_DELAY * 2**number * random.uniform(0.5, 1.0))
     raise AssertionError("not reached")
+
+
+def served(path: str, sign: Callable[[str], str] | None = None) -> str:
+    """What an HTTP server tells of the state of a file: its tag, else size and time.
+
+    Nothing where it tells of none, and for object stores, which take more than a request.
+    """
+    address = (path if sign is None else sign(path)).removeprefix("/vsicurl/")
+    if not address.startswith(("http://", "https://")):
+        return ""
+    # Not HEAD: an address may be signed for GET alone.
+    request = urllib.request.Request(address, headers={"Range": "bytes=0-0"})
+    for number in range(_TRIES):
+        if number:
+            time.sleep(_DELAY)
+        try:
+            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+                told = answer.headers
+        except urllib.error.HTTPError as error:
+            if error.code != 429 and error.code < 500:
+                break
+        except (OSError, HTTPException):
+            continue
+        else:
+            size = told.get("Content-Range", "").rpartition("/")[2] or told.get("Content-Length")
+            return str(told.get("ETag") or f"{size}, {told.get('Last-Modified')}")
+    return ""
 
 
 def _place(path: str) -> str | None:

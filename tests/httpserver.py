@@ -52,6 +52,7 @@ def handler(served):
                 self.end_headers()
                 return
             size = path.stat().st_size
+            tag = f'"{size}-{path.stat().st_mtime_ns}"'
             start, end = 0, size - 1
             asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
             if asked:
@@ -61,6 +62,7 @@ def handler(served):
             if asked:
                 self.send_header("Content-Range", f"bytes {start}-{end}/{size}")
             self.send_header("Accept-Ranges", "bytes")
+            self.send_header("ETag", tag)
             self.send_header("Content-Length", str(end - start + 1))
             self.end_headers()
             if body:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from ..blockcache import shared_cache
 from ..grid import Grid
+from ..handles import digest_of
 from ..pixels import Pixels, cutter
 from ..raster import Raster
+from ..remote import is_remote, served
 from ..selection import Bands
 from ..tiling import Span, Window
 
-__all__ = ["Composite", "Source", "aliases_of", "digest_of", "leaves", "whole_window"]
+__all__ = ["Composite", "Source", "aliases_of", "digest_of", "leaves", "served_state",
+           "whole_window"]  # fmt: skip
 
 C = TypeVar("C", bound="Composite")
+
+# More would be a burst on a server.
+_ASKING = 8
 
 
 class Source(Protocol):
@@ -204,6 +210,13 @@ def leaves(source: Any) -> Iterator[Raster]:
         yield from leaves(part)
 
 
-def digest_of(*facts: object) -> str:
-    """A short name for facts, the same in every process."""
-    return hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:32]
+def served_state(source: Any) -> str | None:
+    """Names the state of the files of a source that are on servers; None where none is told.
+
+    Asked anew each time, in one request for each file.
+    """
+    remote = [raster for raster in leaves(source) if is_remote(raster.path)]
+    if not remote:
+        return None
+    with ThreadPoolExecutor(_ASKING) as pool:
+        return digest_of(*pool.map(lambda raster: served(raster.path, raster.sign), remote))

@@ -16,6 +16,7 @@ from daskinfer.device import DeviceChoice, check_device
 from daskinfer.forward import OutputFormat
 from daskinfer.inference import Inference
 from daskinfer.inputs.aoi import AreaOfInterest
+from daskinfer.inputs.protocol import served_state
 from daskinfer.memory import expected_memory
 from daskinfer.model import Model
 from daskinfer.source import Source
@@ -139,6 +140,7 @@ class ObjectPlan:
         }
         asked = {
             "source": self.source.identity,
+            "served": served_state(self.source),
             "bands": self.source.band_names,
             "model": model,
             "tiling": asdict(self.tiling),
