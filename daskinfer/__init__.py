@@ -62,6 +62,9 @@ _HOMES = {
     "write_cog": "lazy",
 }
 
+# Modules of which users take callbacks, devices and wrappers of networks.
+_MODULES = frozenset({"device", "monitor", "wrappers"})
+
 __all__ = [
     "InferenceError",
     "Model",
@@ -87,6 +90,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

@@ -12,7 +12,8 @@ import numpy as np
 import xarray as xr
 from dask.base import tokenize
 
-from .inputs.dated import unflattened
+from .inputs.attributes import STORED
+from .inputs.dated import DATE, unflattened
 from .inputs.protocol import Source
 from .inputs.timestack import TimeStack
 from .pixels import Array, Mask, Pixels, valid_pixels
@@ -70,8 +71,9 @@ def lazy_array(raster: Any, chunks: ChunkSides, mask: bool) -> xr.DataArray:
         coords["mask"] = (("y", "x"), _lazy_mask(raster, data))
     # On the band axis, so that they follow a selection of bands.
     if any(scale != 1 for scale in raster.scales) or any(raster.offsets):
-        # They belong to the numbers as stored: what is computed from those is told by its dtype.
-        stored = {"dtype": raster.dtype}
+        # They belong to the numbers as stored: what is computed from those has another dtype, or
+        # no encoding.
+        stored = {"dtype": raster.dtype, **STORED}
         coords["scale"] = ("band", list(raster.scales), stored)
         coords["offset"] = ("band", list(raster.offsets), stored)
     attrs: dict[str, Any] = {}
@@ -82,9 +84,12 @@ def lazy_array(raster: Any, chunks: ChunkSides, mask: bool) -> xr.DataArray:
         attrs["physical"] = "scale and offset of the files are applied"
     title = Path(getattr(raster, "path", "scene")).stem or None
     array = xr.DataArray(data, coords, ("band", "y", "x"), title, attrs)
-    if isinstance(raster, TimeStack):
+    array.encoding["dtype"] = np.dtype(raster.dtype)
+    if isinstance(raster, TimeStack) and raster.picked is None:
         array = unflattened(array, raster)
         name = array.data.name
+    elif isinstance(raster, TimeStack):
+        array = array.assign_coords({DATE: ("band", list(raster.dates))})
     _lately_opened[name] = raster, array.copy()
     while len(_lately_opened) > _KEPT_OPENED:
         _lately_opened.popitem(last=False)

@@ -14,6 +14,7 @@ from dask.base import tokenize
 from .dataarray import lazy_array, opened_source
 from .grid import Grid, grid_of
 from .handles import Sign
+from .inputs.attributes import as_stored, names_of, nodata_of, per_band, with_nodata
 from .inputs.dated import DATE, NODATA, flattened, valid_at_any
 from .inputs.gather import TargetGrid
 from .inputs.opening import Reading, assembled
@@ -42,10 +43,11 @@ class ArraySource:
                 f"expected an xarray.DataArray (band, y, x), got {type(array).__name__}: "
                 "open_raster makes one"
             )
+        self._files = opened_source(array)
         if array.ndim == 2 and "band" not in array.dims:
             array = array.expand_dims("band")
         if array.ndim == 4:
-            array = flattened(array, _nodata_of(array))
+            array = flattened(array, nodata_of(array))
         if array.ndim != 3 or tuple(array.dims[1:]) != ("y", "x"):
             raise ValueError(f"expected dimensions (band, y, x), got {array.dims}")
         if 0 in array.shape:
@@ -54,8 +56,8 @@ class ArraySource:
             raise ValueError(f"a raster of dtype {array.dtype} cannot be fed to a model")
         self._array = array
         self._grid = grid_of(array)
-        self._names = _names_of(array)
-        self._nodata = _nodata_of(array)
+        self._names = names_of(array)
+        self._nodata = nodata_of(array)
         mask = array.coords.get("mask")
         if mask is not None and mask.dims != ("y", "x"):
             raise ValueError(f"the mask of an array is (y, x), True where it is valid: {mask.dims}")
@@ -77,18 +79,27 @@ class ArraySource:
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """The coordinate ``scale`` or rioxarray's attributes; 1 without them."""
-        return _per_band(self._array, "scale", ("scale_factor", "scales"), 1.0)
+        """The coordinate ``scale`` or rioxarray's attributes; 1 without them.
+
+        Those of a file are refused for numbers that were computed from it, for they may be applied.
+        """
+        return per_band(self._array, "scale", ("scale_factor", "scales"), 1.0)
 
     @property
     def offsets(self) -> tuple[float, ...]:
         """The coordinate ``offset`` or rioxarray's attributes; 0 without them."""
-        return _per_band(self._array, "offset", ("add_offset", "offsets"), 0.0)
+        return per_band(self._array, "offset", ("add_offset", "offsets"), 0.0)
 
     @property
     def identity(self) -> str:
-        """Dask's token of the array."""
-        return str(tokenize(self._array.variable, self._names, self._grid))
+        """Dask's token of the array, and of all that tells what its numbers mean."""
+        told = [
+            (name, self._array.coords[name].variable)
+            for name in ("mask", DATE)
+            if name in self._array.coords
+        ]
+        meant = self._nodata, self.scales, self.offsets
+        return str(tokenize(self._array.variable, self._names, self._grid, told, meant))
 
     @property
     def data(self) -> da.Array:
@@ -137,11 +148,10 @@ class ArraySource:
         if self._dates and not set(map(str, bands)) & set(self._names):
             bands = [f"{date}/{band}" for date in dict.fromkeys(self._dates) for band in bands]
         picked = find_bands(bands, self._names, "the array")
-        files = opened_source(self._array)
-        if files is not None:
+        if self._files is not None:
             # What is nodata in other bands only is not in these; and they are not read.
-            names = [files.band_names[i] for i in picked]
-            chosen, sizes = files.select(names), self.data.chunks[1:]
+            names = [self._files.band_names[i] for i in picked]
+            chosen, sizes = self._files.select(names), self.data.chunks[1:]
             return ArraySource(lazy_array(chosen, sizes, "mask" in self._array.coords))
         return ArraySource(self._array.isel({self._array.dims[0]: picked}))
 
@@ -179,7 +189,7 @@ class ArraySource:
 
     @property
     def nodata(self) -> tuple[float | None, ...]:
-        """The attribute ``_FillValue`` or ``nodata``, for every band."""
+        """The attribute ``_FillValue`` or ``nodata``, for every band, if it is of these numbers."""
         return (self._nodata,) * len(self._names)
 
     @property
@@ -255,7 +265,8 @@ def open_raster(
         ``(left, bottom, right, top)``, instead of `window`: all pixels that they touch, as far as
         there are any.
     bounds_crs : optional
-        What `bounds` are in, as "EPSG:4326"; by default the raster's CRS.
+        What `bounds` are in, as "EPSG:4326"; by default the raster's CRS.  Bounds across the
+        antimeridian are found where the raster has them in one piece, else refused.
     mask : bool, default True
         Honour nodata, NaN, alpha and mask bands; False takes every pixel as valid.  Gaps of a
         mosaic are nodata even so.
@@ -354,8 +365,8 @@ def _opened(
     mask: bool,
 ) -> xr.DataArray:
     """A DataArray with the options of `open_raster` applied to it."""
-    if array.ndim == 4:
-        # Dates lack pixels by the nodata that is meant.
+    if array.ndim == 4 or not as_stored(array):
+        # Dates lack pixels by the nodata that is meant; what was computed may tell a wrong one.
         array = ArraySource(_masked_as(array, nodata, mask)).select(bands)._array
     else:
         array = _masked_as(ArraySource(array).select(bands)._array, nodata, mask)
@@ -368,7 +379,7 @@ def _opened(
 def _masked_as(array: xr.DataArray, nodata: float | None, mask: bool) -> xr.DataArray:
     """With the nodata that is asked for, or none."""
     if nodata is not None:
-        array = array.drop_vars("mask", errors="ignore").assign_attrs(_FillValue=nodata)
+        array = with_nodata(array, nodata)
     if not mask:
         array = array.drop_vars("mask", errors="ignore")
         array = array.assign_attrs()
@@ -398,64 +409,3 @@ def source_of(
     if files is not None:
         return _cropped(files, window, bounds, bounds_crs).select(bands)
     return ArraySource(_part(source, window, bounds, bounds_crs)).select(bands)
-
-
-def _names_of(array: xr.DataArray) -> tuple[str, ...]:
-    first = array.dims[0]
-    if first in array.coords:
-        labels = tuple(str(name) for name in array.coords[first].values.ravel())
-    else:
-        labels = tuple(str(i + 1) for i in range(array.sizes[first]))
-    # rioxarray numbers the bands and keeps their descriptions beside, all of them where some of the
-    # bands are left.
-    described = array.attrs.get("long_name")
-    if isinstance(described, (tuple, list)) and set(labels) <= set(_numbered(len(described))):
-        names = [str(name) for name in described]
-        if all(names) and len(set(names)) == len(names):
-            return tuple(names[int(label) - 1] for label in labels)
-    return labels
-
-
-def _numbered(count: int) -> tuple[str, ...]:
-    return tuple(str(i + 1) for i in range(count))
-
-
-def _nodata_of(array: xr.DataArray) -> float | int | None:
-    for name in NODATA:
-        value = array.attrs.get(name)
-        if value is not None:
-            # A float would round what 64-bit numbers are compared with.
-            return int(value) if isinstance(value, (int, np.integer)) else float(value)
-    return None
-
-
-def _per_band(
-    array: xr.DataArray, coord: str, attrs: tuple[str, str], default: float
-) -> tuple[float, ...]:
-    """A number per band: a coordinate of the bands, or what rioxarray notes of the whole file."""
-    count = array.shape[0]
-    raw = array.coords[coord].attrs.get("dtype") if coord in array.coords else None
-    # What changes nothing belongs to any numbers.
-    matters = raw is not None and bool((array.coords[coord].values != default).any())
-    if matters and raw != str(array.dtype):
-        raise ValueError(
-            f"the array is {array.dtype} and was computed from {raw} numbers, to which its {coord} "
-            f"belongs: drop_vars('{coord}') if it is applied already"
-        )
-    if coord in array.coords and array.coords[coord].size == count:
-        return tuple(float(value) for value in array.coords[coord].values.ravel())
-    one_for_all, one_each = attrs
-    if one_each not in array.attrs:
-        return (float(array.attrs.get(one_for_all, default)),) * count
-    # The attribute does not follow a selection of bands; their coordinate, the numbers in the file,
-    # does.
-    values = array.attrs[one_each]
-    bands = array.coords.get(str(array.dims[0]))
-    numbers = range(1, count + 1) if bands is None else bands.values.ravel()
-    try:
-        return tuple(float(values[int(number) - 1]) for number in numbers)
-    except (IndexError, ValueError) as error:
-        raise ValueError(
-            f"attribute {one_each!r} has {len(values)} entries, which do not tell of the bands "
-            f"{list(numbers)}: pass {coord}= to load_model"
-        ) from error

@@ -106,6 +106,11 @@ def test_every_exported_name_comes_from_a_modules_own_exports():
         assert name in home.__all__
 
 
+@pytest.mark.parametrize("name", ["device.Device", "monitor.progress", "wrappers.TimeSteps"])
+def test_what_is_told_by_its_module_needs_no_import_of_it(name):
+    assert in_new_process(f"import daskinfer; print(callable(daskinfer.{name}))") == "True"
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'daskinfer' has no attribute 'nonsense'"):
         _ = di.nonsense

@@ -14,7 +14,8 @@ from affine import Affine
 from torch import nn
 
 import daskinfer as di
-from conftest import TRANSFORM, noise, write_raster
+from conftest import TRANSFORM, Pixel, noise, write_raster
+from daskinfer.raster import Raster
 from daskinfer.source import ArraySource, source_of
 from daskinfer.wrappers import TimeSteps
 from realdata import landsat_dates
@@ -237,3 +238,45 @@ def test_105_dates_of_landsat_are_one_stack(tmp_path):
         last = dataset.read(1, masked=True)
     values = scene.isel(time=-1, band=0).values
     assert np.array_equal(values[~last.mask], last.compressed())
+
+
+def test_nodata_is_that_of_the_bands_and_dates_that_are_picked(tmp_path):
+    first, second = noise(2, 9, 8) + 5, noise(2, 9, 8, seed=1) + 5
+    first[0, :3], first[1, 6:], second[1, :, :2] = 1, 1, 1
+    paths = [
+        write_raster(tmp_path / f"{i}.tif", raw, nodata=1) for i, raw in enumerate((first, second))
+    ]
+    scene = di.open_raster(paths, time=["2020-06-01", "2020-07-01"])
+    stack = source_of(scene)
+    for picked, expected in (
+        (["2020-06-01/1"], first[0] != 1),
+        (["2020-06-01/2"], first[1] != 1),
+        (["2020-07-01/1"], np.ones((9, 8), bool)),
+        (["2020-06-01/1", "2020-06-01/2"], (first != 1).all(axis=0)),
+        (["2020-07-01/2", "2020-06-01/1"], (first[0] != 1) | (second[1] != 1)),
+    ):
+        assert np.array_equal(valid_of(stack.select(picked)), expected)
+        assert np.array_equal(valid_of(ArraySource(scene).select(picked)), expected)
+        pixels = stack.select(picked).thinned(9)
+        thin = np.ones((9, 8), bool) if pixels.valid is None else pixels.valid
+        assert np.array_equal(thin, expected)
+    model = di.load_model(Pixel(), output="values", bands=["2020-06-01/1"])
+    di.run(scene, model, tmp_path / "o.tif")
+    with rasterio.open(tmp_path / "o.tif") as dataset:
+        expected = np.where(first[0] != 1, first[0], np.nan)
+        assert np.array_equal(dataset.read(1), expected, equal_nan=True)
+    assert np.array_equal(di.predict(scene, model).values[0], expected, equal_nan=True)
+
+
+def test_bands_of_one_date_read_that_date_alone(tmp_path, monkeypatch):
+    paths, _ = dates(tmp_path)
+    source = source_of(di.open_raster(paths, time=DAYS)).select(["2020-07-01/1"])
+    read, opened = Raster.read, []
+
+    def noted(self, area, **options):
+        opened.append((self.path, self.indexes))
+        return read(self, area, **options)
+
+    monkeypatch.setattr(Raster, "read", noted)
+    everything(source)
+    assert opened == [(dict(zip(DAYS, paths, strict=True))["2020-07-01"], (1,))]

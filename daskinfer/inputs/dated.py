@@ -53,7 +53,9 @@ def flattened(array: xr.DataArray, nodata: float | int | None = None) -> xr.Data
                 told["dtype"] = str(data.dtype)
             coords[name] = ("band", np.tile(one.values, times), told)
     data = data.reshape(times * bands, *array.shape[2:])
-    return xr.DataArray(data, coords, ("band", "y", "x"), array.name, attrs)
+    flat = xr.DataArray(data, coords, ("band", "y", "x"), array.name, attrs)
+    flat.encoding = dict(array.encoding)
+    return flat
 
 
 def _holed(data: Any, nodata: float | int | None) -> Any:
@@ -85,7 +87,9 @@ def unflattened(array: xr.DataArray, stack: TimeStack) -> xr.DataArray:
             one = array.coords[name]
             coords[name] = ("band", one.values[:bands], one.attrs)
     data = array.data.reshape(times, bands, *array.shape[1:])
-    return xr.DataArray(data, coords, ("time", "band", "y", "x"), array.name, array.attrs)
+    dated = xr.DataArray(data, coords, ("time", "band", "y", "x"), array.name, array.attrs)
+    dated.encoding = dict(array.encoding)
+    return dated
 
 
 def valid_at_any(

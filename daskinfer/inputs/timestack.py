@@ -100,6 +100,11 @@ class TimeStack(Composite):
         return self._of_picked([f"{time}/{band}" for time in self.times for band in self.bands])
 
     @property
+    def dates(self) -> tuple[str, ...]:
+        """Time of each band."""
+        return self._of_picked([time for time in self.times for _ in self.bands])
+
+    @property
     def dtype(self) -> str:  # type: ignore[override]
         """Floats, where dates lack pixels."""
         own = np.dtype(self.sources[0].dtype)
@@ -173,34 +178,50 @@ class TimeStack(Composite):
             steps=tuple(None if step is None else step.crop(window) for step in self.steps),
         )
 
+    @cached_property
+    def _used(self) -> tuple[tuple[Any, tuple[int, ...]], ...]:
+        """Of each date of which bands are picked: its source with these alone, and their places.
+
+        What is nodata in other bands, or at other dates, is not in these.
+        """
+        count = len(self.bands)
+        picked = range(len(self.times) * count) if self.picked is None else self.picked
+        used = []
+        for date, step in enumerate(self.steps):
+            places = tuple(place for place, i in enumerate(picked) if i // count == date)
+            names = [self.bands[picked[place] % count] for place in places]
+            if step is not None and places and names != list(self.bands):
+                step = step.select(names)
+            if places:
+                used.append((step, places))
+        return tuple(used)
+
     def read(self, window: Window) -> Pixels:
         """Pixels of a window at all dates."""
         self.check(window)
-        return self._joined([None if s is None else s.read(window) for s in self.steps])
+        each = [None if s is None else s.read(window) for s, _ in self._used]
+        return self._joined(each, window.shape)
 
     def thinned(self, largest: int) -> Pixels:
         """Every n-th pixel of the whole raster."""
-        return self._joined([None if s is None else s.thinned(largest) for s in self.steps])
+        each = [None if s is None else s.thinned(largest) for s, _ in self._used]
+        shapes = [pixels.data.shape[1:] for pixels in each if pixels is not None]
+        step = max(1, -(-max(self.grid.shape) // largest))
+        height, width = shapes[0] if shapes else (-(-side // step) for side in self.grid.shape)
+        return self._joined(each, (height, width))
 
     def cache_bytes(self, window: Window, threads: int = 1) -> int:
         """Bytes of cache with which tiles of windows like this one are read once."""
-        return sum(source.cache_bytes(window, threads) for source in self.sources)
+        return sum(s.cache_bytes(window, threads) for s, _ in self._used if s is not None)
 
-    def _joined(self, each: Sequence[Pixels | None]) -> Pixels:
-        shape = next(pixels.data.shape for pixels in each if pixels is not None)
-        data: Array = np.empty((len(each), *shape), self.dtype)
-        valid: Mask = np.zeros(shape[1:], np.bool_)
-        for into, pixels in zip(data, each, strict=True):
+    def _joined(self, each: Sequence[Pixels | None], shape: tuple[int, int]) -> Pixels:
+        data: Array = np.empty((len(self.band_names), *shape), self.dtype)
+        valid: Mask = np.zeros(shape, np.bool_)
+        for (_, places), pixels in zip(self._used, each, strict=True):
             if pixels is None:
-                into[:] = np.nan
+                data[list(places)] = np.nan
                 continue
-            into[:] = pixels.data
-            if pixels.valid is not None:
-                into[:, ~pixels.valid] = np.nan
-                valid |= pixels.valid
-            else:
-                valid[:] = True
-        flat = data.reshape(-1, *shape[1:])
-        if self.picked is not None:
-            flat = flat[list(self.picked)]
-        return Pixels(flat, None if valid.all() else valid)
+            own = np.ones(shape, np.bool_) if pixels.valid is None else pixels.valid
+            data[list(places)] = np.where(own, pixels.data, np.nan) if self.holes else pixels.data
+            valid |= own
+        return Pixels(data, None if valid.all() else valid)

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import xarray as xr
 from affine import Affine
 
 from ..grid import GRID_MAPPING
+from ..handles import digest_of, identity_of
+from ..pixels import Array
+from .attributes import STORED, as_stored
 
 __all__ = ["array_of", "is_zarr", "open_zarr"]
 
@@ -77,7 +81,35 @@ def open_zarr(path: Any) -> xr.DataArray:
             f"{name} tells of no variables: over a network they are known by consolidated metadata "
             "only, which zarr.consolidate_metadata writes"
         )
+    if not remote:
+        dataset = _told_apart(dataset, _state(name))
     return array_of(dataset, name)
+
+
+def _state(folder: str) -> str:
+    """Names the state of all files in a folder."""
+    return digest_of(
+        *sorted(
+            identity_of(os.path.join(there, name))
+            for there, _, names in os.walk(folder)
+            for name in names
+        )
+    )
+
+
+def _told_apart(dataset: xr.Dataset, state: str) -> xr.Dataset:
+    """With names of numbers that tell the state of the store, of which Dask's own tell nothing."""
+    named = {}
+    for name, variable in dataset.data_vars.items():
+        data = variable.data
+        if isinstance(data, da.Array):
+            token = f"daskinfer-zarr-{digest_of(data.name, state)}"
+            named[name] = variable.copy(data=data.map_blocks(_same, name=token, meta=data._meta))
+    return dataset.assign(named)
+
+
+def _same(block: Array) -> Array:
+    return block
 
 
 def array_of(dataset: xr.Dataset, name: str) -> xr.DataArray:
@@ -123,11 +155,13 @@ def _joined(name: str, rasters: Sequence[xr.DataArray]) -> xr.DataArray:
             )
     stacked = xr.concat(rasters, dim="band", compat="override", coords="minimal", join="override")
     stacked = stacked.assign_coords(band=[str(raster.name) for raster in rasters])
+    if not all(as_stored(raster) for raster in rasters):
+        stacked.encoding = {}
     scales = [float(raster.attrs.get("scale_factor", 1.0)) for raster in rasters]
     offsets = [float(raster.attrs.get("add_offset", 0.0)) for raster in rasters]
     stacked.attrs = {key: value for key, value in first.attrs.items() if key == "_FillValue"}
     if any(scale != 1 for scale in scales) or any(offsets):
-        told = {"dtype": str(first.dtype)}
+        told = {"dtype": str(first.dtype), **STORED}
         stacked = stacked.assign_coords(
             scale=("band", scales, told), offset=("band", offsets, told)
         )
