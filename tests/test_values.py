@@ -77,7 +77,8 @@ def test_the_halo_of_nodata_can_be_masked_too(net, radius, stride, chunk, tile):
     result, _ = inferred(scene, model, mask_halo=True, tile=tile, chunk=chunk)
     assert np.array_equal(np.isnan(result[0]), expected)
     plain, _ = inferred(scene, model, tile=tile, chunk=chunk)
-    assert np.array_equal(result[:, ~expected], plain[:, ~expected])
+    # Not bit for bit: which tiles meet in a batch is a matter of time.
+    np.testing.assert_allclose(result[:, ~expected], plain[:, ~expected], rtol=0, atol=1e-5)
 
 
 def test_nothing_that_nodata_has_an_influence_on_is_left_by_the_masked_halo():
@@ -91,7 +92,7 @@ def test_nothing_that_nodata_has_an_influence_on_is_left_by_the_masked_halo():
         model = di.load_model(seeded(P4), output="values", fill=fill)
         results.append(inferred(scene, model, mask_halo=True, tile=48, chunk=32)[0])
         assert np.isnan(results[-1]).any()
-    assert np.array_equal(*results, equal_nan=True)
+    np.testing.assert_allclose(*results, rtol=0, atol=1e-5)
 
 
 def test_the_masked_halo_of_radius_3_is_49_pixels_in_run_and_predict(tmp_path, one_worker):
