@@ -30,7 +30,7 @@ class Gate(torch.nn.Module):
             assert released.wait(PATIENCE)
         if (x == BAD).any():
             raise ArithmeticError("thirteen <at> once")
-        return torch.cat([x * 0, x * 0 + 1], dim=1)
+        return torch.cat([x, x + 1], dim=1)
 
 
 def numbers(**chunks):

@@ -34,7 +34,7 @@ class Poisoned(torch.nn.Module):
     def forward(self, x):
         if (x == 13).any():
             raise ArithmeticError("thirteen")
-        return torch.cat([x * 0, x * 0 + 1], dim=1)
+        return torch.cat([x, x + 1], dim=1)
 
 
 class Deadly(torch.nn.Module):
@@ -43,7 +43,7 @@ class Deadly(torch.nn.Module):
     def forward(self, x):
         if (x == 13).any():
             os._exit(1)
-        return torch.cat([x * 0, x * 0 + 1], dim=1)
+        return torch.cat([x, x + 1], dim=1)
 
 
 def poisoned_raster(tmp_path, size=96):
