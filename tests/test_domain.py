@@ -81,12 +81,22 @@ def test_what_noise_suits_is_measured_on_noise():
     assert measure_field(seeded(N3), 2, limit=128).domain == "noise"
 
 
-def test_what_shows_on_no_numbers_is_not_exact_and_says_so():
+def test_what_always_gives_the_same_has_no_seams():
     class Shut(nn.Module):
         def forward(self, x):
             return F.relu(x - 1e9)
 
     field = measure_field(nn.Sequential(Shut(), seeded(P4)), 2)
+    assert (field.radius, field.stride, field.scale) == ((9, 9), (4, 4), 1)
+    assert field.exact
+
+
+def test_what_shows_on_no_numbers_is_not_exact_and_says_so():
+    class Lost(nn.Module):
+        def forward(self, x):
+            return torch.log(-1 - x.abs())
+
+    field = measure_field(nn.Sequential(Lost(), seeded(P4)), 2)
     assert not field.exact
     # Sizes are seen all the same.
     assert (field.stride, field.scale) == ((4, 4), 1)

@@ -219,13 +219,26 @@ def choose_domain(runner: Runner, start: tuple[int, int]) -> str:
                 break
         if best:
             break
+    # What always gives the same has no seams, however far it looks.
+    seen = bool(best) or _is_constant(runner, start)
     runner.domain = taken
-    if best:
+    if seen:
         return ""
     return (
-        "what it looks at does not show: its output is not finite, or always the same, for noise, "
-        "fractions, large and whole numbers; pass halo= if you know how far it looks"
+        "what it looks at does not show: its output is not finite for noise, fractions, large and "
+        "whole numbers, or always the same for some; pass halo= if you know how far it looks"
     )
+
+
+def _is_constant(runner: Runner, shape: tuple[int, int]) -> bool:
+    """Whether a net gives one finite result, whatever it is given."""
+    results = []
+    for runner.domain in REAL:
+        result = runner(runner.draw(shape))
+        if result is None or not result.isfinite().all():
+            return False
+        results.append(result)
+    return all(result.equal(results[0]) for result in results)
 
 
 def _shown(runner: Runner, shape: tuple[int, int]) -> float:
