@@ -125,10 +125,16 @@ def pick_bands(source: Source, model: Model) -> Source:
     if model.likely_bands not in (None, have) and not accepts_bands(model, have):
         need = model.likely_bands
     if need is not None and have != need:
+        if have < need:
+            remedy = (
+                "pass one that has them; bands in files of their own are put together by "
+                "open_raster(files, stack='bands'), or by {band: file} as the source"
+            )
+        else:
+            remedy = "name the ones to use with load_model(..., bands=[...])"
         raise ValueError(
-            f"the model takes {need} bands, the source has {have} ({', '.join(source.band_names)}"
-            "): name the ones to use with load_model(..., bands=[...])"
-            f"{getattr(source, 'alpha_hint', '')}"
+            f"the model takes {need} bands, the source has {have} "
+            f"({', '.join(source.band_names)}): {remedy}{getattr(source, 'alpha_hint', '')}"
         )
     _check_scaling(source, model)
     return source

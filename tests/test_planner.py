@@ -430,3 +430,10 @@ def test_classes_are_deflated_and_floats_are_zstd_unless_said(source, tmp_path, 
     assert di.plan(source, model, tmp_path / "o.tif").cog.compress == "deflate"
     values = model.patch(output="values")
     assert di.plan(source, values, tmp_path / "o.tif").cog.compress == "zstd"
+
+
+def test_files_of_one_band_each_are_told_how_to_be_bands(tmp_path):
+    files = [write_raster(tmp_path / f"b{i}.tif", noise(1, 40, 40)) for i in range(2)]
+    with pytest.raises(ValueError, match=r"takes 2 bands, the source has 1 .*stack='bands'"):
+        di.plan(files, seeded(N3), tmp_path / "o.tif")
+    di.plan(di.open_raster(files, stack="bands"), seeded(N3), tmp_path / "o.tif")

@@ -329,7 +329,7 @@ def _numbered(names: Sequence[str]) -> tuple[str, ...]:
 
 def _offset(grid: Grid, name: str, reference: Grid, first: str) -> tuple[int, int]:
     """Where a file lies on the grid of the first one, if it is on it."""
-    remedy = "pass like=, or crs= with resolution=, to warp them onto one grid"
+    remedy = "pass like=, or crs= with resolution=, to open_raster, which warps them onto one grid"
     if not same_crs(grid.crs, reference.crs):
         raise ValueError(
             f"{name} is in {_crs_text(grid.crs)}, {first} in {_crs_text(reference.crs)}: {remedy}"
@@ -437,7 +437,8 @@ def _finest(named: Sequence[Named]) -> Grid:
         if not same_crs(source.grid.crs, finest.grid.crs):
             raise ValueError(
                 f"band {other!r} is in {_crs_text(source.grid.crs)}, {name!r} in "
-                f"{_crs_text(finest.grid.crs)}: pass like=, or crs= with resolution="
+                f"{_crs_text(finest.grid.crs)}: pass like=, or crs= with resolution=, to "
+                "open_raster"
             )
         if source.grid.transform is None or finest.grid.transform is None:
             if source.grid.shape == finest.grid.shape:
