@@ -164,6 +164,7 @@ def window_of_bounds(bounds: Sequence[float], grid: Grid, crs: Any = None) -> Wi
 
     Examples
     --------
+    >>> from affine import Affine
     >>> grid = Grid(100, 200, Affine(10, 0, 500000, 0, -10, 4600000))
     >>> window_of_bounds((500205, 4599000, 500300, 4599500), grid).bounds()
     (50, 20, 50, 10)
