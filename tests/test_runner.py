@@ -210,7 +210,6 @@ def test_a_failing_chunk_may_be_left_nodata_and_is_listed(tmp_path, one_worker, 
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="Dask may take a minute to replace workers that die", strict=False)
 def test_a_chunk_that_kills_its_worker_does_not_take_the_run_down(tmp_path):
     with di.cluster("processes", n_workers=2, dashboard_address=":0", set_as_default=False) as own:
         report = di.run(
