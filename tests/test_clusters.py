@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 
+import dask
 import numpy as np
 import pytest
 import rasterio
@@ -23,7 +24,7 @@ from daskinfer.clusters.check import check_versions, check_workers
 from daskinfer.clusters.options import cluster_options
 from daskinfer.clusters.slurm import import_cluster, jobqueue_options, seconds_of, slurm_cluster
 from daskinfer.clusters.spec import read_spec, started, yaml_value
-from daskinfer.clusters.workers import WorkerSettings, neighbours, prepare_workers
+from daskinfer.clusters.workers import WorkerSettings, keep_nannies, neighbours, prepare_workers
 from daskinfer.source import source_of
 from handmade import Handmade, names, until
 
@@ -148,6 +149,30 @@ def test_each_device_has_a_process_that_keeps_it(monkeypatch):
         assert sorted(told["CUDA_VISIBLE_DEVICES"] for told in again.values()) == ["0", "1"]
         made = client.cluster
     assert made.status.name == "closed"
+
+
+LOST = "distributed.deploy.lost-worker-timeout"
+
+
+def test_a_worker_that_is_away_when_dask_looks_comes_back(monkeypatch):
+    monkeypatch.setattr("daskinfer.clusters.workers._LOST_DEFAULT", "100 ms")
+    # Sooner than any process can start.
+    with (
+        dask.config.set({LOST: "100 ms"}),
+        di.cluster("processes", n_workers=1, dashboard_address=":0", set_as_default=False) as own,
+    ):
+        killed = next(iter(own.run(os.getpid).values()))
+        nannies = list(own.cluster.workers)
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: set(own.run(os.getpid, on_error="ignore").values()) - {killed}, "new worker")
+        # One that is given up may start a last one first.
+        assert list(own.cluster.workers) == nannies
+
+
+def test_how_long_a_worker_may_be_away_is_what_the_user_set():
+    with dask.config.set({LOST: "7s"}):
+        keep_nannies()
+        assert dask.config.get(LOST) == "7s"
 
 
 def test_dask_cuda_is_used_where_it_is_installed(monkeypatch):

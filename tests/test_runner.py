@@ -42,8 +42,6 @@ class Deadly(torch.nn.Module):
 
     def forward(self, x):
         if (x == 13).any():
-            # Dask's nanny gives up a worker that dies while it still waits for it to be ready.
-            time.sleep(1.5)
             os._exit(1)
         return torch.cat([x, x + 1], dim=1)
 

@@ -12,7 +12,7 @@ from dask.system import CPU_COUNT
 from distributed import Nanny, Scheduler, SpecCluster
 from distributed.system import MEMORY_LIMIT
 
-from .workers import WorkerSettings, cuda_count
+from .workers import WorkerSettings, cuda_count, keep_nannies
 
 __all__ = ["cuda_cluster", "visible_devices"]
 
@@ -43,6 +43,7 @@ def cuda_cluster(
     names = visible_devices(devices)
     cores = max(1, CPU_COUNT // len(names))
     settings = WorkerSettings(threads=threads_per_worker, cores=cores, gpu=True)
+    keep_nannies()
     if importlib.util.find_spec("dask_cuda") is not None:
         # It knows of NUMA nodes and of faster links between devices.
         made: SpecCluster = importlib.import_module("dask_cuda").LocalCUDACluster(

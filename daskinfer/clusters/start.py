@@ -15,7 +15,7 @@ from .check import check_versions
 from .cuda import cuda_cluster
 from .slurm import slurm_cluster
 from .spec import ClusterSpec, read_spec, started
-from .workers import WorkerSettings, prepare_workers
+from .workers import WorkerSettings, keep_nannies, prepare_workers
 
 __all__ = ["KINDS", "cluster"]
 
@@ -133,6 +133,7 @@ def _processes(**options: Any) -> Client:
     threads = options.get("threads_per_worker", WorkerSettings.threads)
     settings = WorkerSettings(threads=threads, cores=cores).of_nanny()
     settings["env"] |= options.pop("env", {})
+    keep_nannies()
     return _own_local(processes=True, **settings | options)
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import dask
 from dask.system import CPU_COUNT
 from distributed import Client, WorkerPlugin
 
@@ -24,10 +25,14 @@ __all__ = [
     "cores_of_worker",
     "cuda_count",
     "declare_gpus",
+    "keep_nannies",
     "neighbours",
     "prepare",
     "prepare_workers",
 ]
+
+# Seconds until Dask closes the nanny of a lost worker, and what they are unless they were set.
+_LOST, _LOST_DEFAULT = "distributed.deploy.lost-worker-timeout", "15s"
 
 PRELOAD = "daskinfer.clusters.preload"
 
@@ -132,6 +137,17 @@ async def declare_gpus(worker: Any) -> None:
     # Importing torch takes seconds, in which the event loop must go on.
     if await asyncio.to_thread(cuda_count):
         await worker.set_resources(GPU=worker.state.nthreads)
+
+
+def keep_nannies() -> None:
+    """Have clusters of this process keep a nanny whose worker is away when Dask looks.
+
+    Some seconds after a worker was lost, Dask closes its nanny unless a worker of that name is
+    there: one that starts for the third time just then, as where chunks kill their workers, counts
+    as lost for good, and so in the end does every worker.  What the user has set stays.
+    """
+    if dask.config.get(_LOST) == _LOST_DEFAULT:
+        dask.config.set({_LOST: "1 day"})
 
 
 def cuda_count() -> int:
