@@ -54,8 +54,8 @@ Numbers = npt.NDArray[np.float64]
 _DISTORTION = 0.01
 # Places at which the distortion of a CRS is looked at, on each axis of the raster.
 _SAMPLES = 5
-# CRSs whose objects are kept.
-_KEPT = 8
+# CRSs whose objects are kept, and threads for which they are.
+_KEPT, _THREADS = 8, 16
 # Side of the cells whose pixels are taken for equally large.
 _CELL = 32
 
@@ -223,31 +223,20 @@ def _radians(place: Affine, crs: Any, rows: Any, cols: Any) -> tuple[Numbers, Nu
     x, y = place @ (cols, rows)
     below = crs if crs.is_geographic else crs.geodetic_crs
     if not crs.is_geographic:
-        x, y = _to_degrees(crs).transform(x, y)
+        x, y = _to_degrees(crs, threading.get_ident()).transform(x, y)
     unit = below.axis_info[0].unit_conversion_factor
     return np.asarray(x) * unit, np.asarray(y) * unit
 
 
-class _Transformers(threading.local):
-    """Those of a thread: they must not be shared, and take milliseconds to make."""
+@lru_cache(maxsize=_KEPT * _THREADS)
+def _to_degrees(crs: Any, thread: int) -> Any:
+    """What transforms from a projected CRS to the one below it.
 
-    def __init__(self) -> None:
-        self.kept: dict[Any, Any] = {}
-
-
-_transformers = _Transformers()
-
-
-def _to_degrees(crs: Any) -> Any:
-    """What transforms from a projected CRS to the one below it."""
+    It takes milliseconds to make, and threads must not share one: each has that of its number.
+    """
     from pyproj import Transformer
 
-    kept = _transformers.kept
-    if crs not in kept:
-        if len(kept) >= _KEPT:
-            kept.clear()
-        kept[crs] = Transformer.from_crs(crs, crs.geodetic_crs, always_xy=True)
-    return kept[crs]
+    return Transformer.from_crs(crs, crs.geodetic_crs, always_xy=True)
 
 
 def _turned(angle: Numbers) -> Numbers:

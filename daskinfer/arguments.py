@@ -21,10 +21,10 @@ __all__ = [
 ]
 
 _MODEL_OPTIONS = (
-    "bands", "scale", "offset", "mean", "std", "fill", "output", "activation", "threshold",
-    "class_names", "class_colors", "clip_min", "clip_max", "axes", "accelerator", "trust",
-    "head", "dtype", "confidence",
+    "weights", "bands", "scale", "offset", "mean", "std", "fill", "class_names", "class_colors",
+    "clip_min", "clip_max", "axes", "accelerator", "trust",
 )  # fmt: skip
+_SCORE_OPTIONS = ("output", "activation", "threshold", "head", "dtype", "confidence")
 _SOURCE_OPTIONS = ("stack", "like", "crs", "resolution", "resampling")
 
 
@@ -164,12 +164,12 @@ def _add_scores(model: argparse._ArgumentGroup) -> None:
     model.add_argument("--threshold", type=float, help="of the score of one channel")
 
 
-def model_of(arguments: argparse.Namespace) -> Any:
-    """Load the model, with what `add_recipe` took."""
+def model_of(arguments: argparse.Namespace, *, pixels: bool = True) -> Any:
+    """Load the model, with what `add_recipe` took of the same `pixels`."""
     from .model import load_model
 
-    given = given_of(arguments, _MODEL_OPTIONS)
-    return load_model(arguments.model, weights=arguments.weights, **given)
+    names = (*_MODEL_OPTIONS, *(_SCORE_OPTIONS if pixels else ()))
+    return load_model(arguments.model, **given_of(arguments, names))
 
 
 def source_of(arguments: argparse.Namespace) -> Any:

@@ -50,14 +50,7 @@ from .planner import Plan, check_output
 from .planner import plan as make_plan
 from .raster import layout_warning
 from .report import Report, check_html
-from .station import (
-    ChunkError,
-    GroupResult,
-    StationPlugin,
-    open_stations,
-    run_chunks,
-    stop_station,
-)
+from .station import ChunkError, GroupResult, StationPlugin, open_stations, run_chunks, stop_station
 from .trace import tracing
 
 __all__ = ["Job", "execute", "run"]

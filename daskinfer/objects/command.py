@@ -95,9 +95,8 @@ def _detect(arguments: argparse.Namespace) -> int:
     from daskinfer.objects.detect import detect, plan_objects
 
     options = {name: getattr(arguments, name) for name in _DETECT}
-    # Here it is what boxes have in common, not a score.
-    recipe = argparse.Namespace(**vars(arguments) | {"threshold": None})
-    model = model_of(recipe)
+    # Its threshold is of what boxes have in common, not of a score.
+    model = model_of(arguments, pixels=False)
     plan = plan_objects(source_of(arguments), model, arguments.destination, **options)
     print(plan)
     bar = progress()
