@@ -102,11 +102,28 @@ idle() {
     [ "$(timeout 5 sinfo -h -o %T)" = idle ]
 }
 
+# Ends the jobs, then the daemons, and waits until they are gone: slurmctld saves its state on the way
+# out, into a folder that the caller may be about to remove.
 stop() {
-    local folder="$1" name
+    local folder="$1" name pid
+    export SLURM_CONF="$folder/slurm.conf"
+    if timeout 5 scancel --full --user=root 2>/dev/null; then
+        until_ok jobless || true
+    fi
     for name in slurmd slurmctld munged; do
-        [ -f "$folder/$name.pid" ] && kill "$(cat "$folder/$name.pid")" 2>/dev/null || true
+        [ -f "$folder/$name.pid" ] || continue
+        pid="$(cat "$folder/$name.pid")"
+        kill "$pid" 2>/dev/null || continue
+        until_ok gone "$pid" || kill -KILL "$pid" 2>/dev/null || true
     done
+}
+
+jobless() {
+    [ -z "$(timeout 5 squeue -h)" ]
+}
+
+gone() {
+    ! kill -0 "$1" 2>/dev/null || grep -q '^State:[[:space:]]*Z' "/proc/$1/status" 2>/dev/null
 }
 
 case "${1:-}" in
