@@ -194,10 +194,10 @@ def run_tiles(
         for tile, window, pixels in zip(tiles, windows, stream, strict=True):
             mask = _noted(mask, pixels.valid, window, chunk.read)
             wanted = tile.window if inference.blended else tile.core
-            if not _any_valid(inference, pixels.valid, wanted, window):
-                continue
             if ahead is not None:
                 ahead.adapt(hungry=actor.hungry, full=actor.full)
+            if not _any_valid(inference, pixels.valid, wanted, window):
+                continue
             data, valid = _padded(pixels, tile.window)
             pending.append((tile, actor.submit(data, valid, number)))
     with recorder.span("results", chunk=number):

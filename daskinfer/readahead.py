@@ -16,10 +16,16 @@ depth has become too small, and it would fall far below what is needed.  A hungr
 not either: where tiles come early it is not reading that holds it up.
 
 At depth 0 every tile is read in the thread that asks for it.
+
+Streams take turns: the next begins to read when the one before has begun its last tile.  Chunks
+that are read side by side also end together, wait together for their results and are encoded
+together, and for as long the device has nothing to run; in turns, one is read while another is
+encoded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -41,9 +47,9 @@ _PATIENCE = 16
 class ReadAhead:
     """Threads that read tiles before they are asked for; one per process and run.
 
-    All streams share one depth, so that memory is bounded by it however many chunks are at work:
-    beside the tile that each stream holds, no more than `depth` tiles are being read or wait to be
-    taken.
+    Streams read one after the other, and share one depth, so that memory is bounded by it however
+    many chunks are at work: beside the tile that each stream holds, no more than `depth` tiles are
+    being read or wait to be taken.
 
     Parameters
     ----------
@@ -78,7 +84,7 @@ class ReadAhead:
         self._lock = threading.RLock()
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
-        self._streams = 0
+        self._turn = threading.Lock()
         self._out = 0
         self._calm = 0
         self._seen = threading.local()
@@ -127,7 +133,7 @@ class ReadAhead:
                 self._depth = min(self._most, self._depth + 1)
 
     def stream(self, read: Callable[[W], P], windows: Iterable[W]) -> Generator[P, None, None]:
-        """Read windows in order.
+        """Read windows in order, once the stream before has begun its last one.
 
         Parameters
         ----------
@@ -144,31 +150,30 @@ class ReadAhead:
         """
         rest = deque(windows)
         waiting: deque[_Ticket[P]] = deque()
-        with self._lock:
-            self._streams += 1
         # No depth helps the first tile, and the last ones have no next one: they tell nothing.
         telling = False
+        turn = contextlib.ExitStack()
         try:
+            turn.enter_context(self._turn)
             while waiting or rest:
                 early = False
                 if waiting:
                     ticket = waiting.popleft()
                     early = ticket.done and (not waiting or waiting[0].done)
                     pixels = ticket.take()
-                    self._fill(waiting, read, rest)
+                    self._fill(waiting, read, rest, turn)
                 else:
                     window = rest.popleft()
                     # This one is read here, the next ones meanwhile.
-                    self._fill(waiting, read, rest)
+                    self._fill(waiting, read, rest, turn)
                     pixels = read(window)
                 self._seen.early = early if telling and rest else None
                 telling = True
                 yield pixels
         finally:
+            turn.close()
             for ticket in waiting:
                 ticket.drop()
-            with self._lock:
-                self._streams -= 1
 
     def close(self) -> None:
         """Wait for the reads at work and end the threads; streams go on without reading ahead."""
@@ -178,11 +183,16 @@ class ReadAhead:
         if pool is not None:
             pool.shutdown()
 
-    def _fill(self, waiting: deque[_Ticket[P]], read: Callable[[W], P], rest: deque[W]) -> None:
-        """Start reads until this stream has its share of the depth."""
+    def _fill(
+        self,
+        waiting: deque[_Ticket[P]],
+        read: Callable[[W], P],
+        rest: deque[W],
+        turn: contextlib.ExitStack,
+    ) -> None:
+        """Start reads up to the depth; after the last of this stream it is the next one's turn."""
         with self._lock:
-            share = -(-self._depth // max(1, self._streams))
-            room = 0 if self._closed else min(share - len(waiting), self._depth - self._out)
+            room = 0 if self._closed else self._depth - self._out
             for _ in range(min(room, len(rest))):
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(
@@ -190,6 +200,8 @@ class ReadAhead:
                     )
                 self._out += 1
                 waiting.append(_Ticket(self._pool.submit(read, rest.popleft()), self._taken))
+        if not rest:
+            turn.close()
 
     def _taken(self) -> None:
         with self._lock:

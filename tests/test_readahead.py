@@ -6,11 +6,18 @@ import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
+import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
+import daskinfer as di
+from conftest import Pixel
+from daskinfer.infer import infer_chunk, release_actor, using_actor
 from daskinfer.readahead import ReadAhead
+from daskinfer.settle import Choice, settle
+from daskinfer.source import ArraySource
 
 WAIT = 30  # seconds after which a test that hangs fails
 PATIENCE = 16  # tiles in a row that are early and wait for room, for one step down
@@ -119,25 +126,48 @@ def test_at_depth_0_tiles_are_read_in_the_thread_that_asks(reading, gate):
     assert gate.threads == {threading.current_thread()}
 
 
-def test_streams_share_one_depth(reading, gate):
-    ahead = reading(4)
-    gate.open(100, 200)
-    # The first alone takes it all; when the second begins, the first leaves it its half.
-    first, second = ahead.stream(gate, range(100, 120)), ahead.stream(gate, range(200, 220))
-    assert next(first) == 1000
-    gate.await_started(101, 102, 103, 104)
-    assert next(second) == 2000
-    assert ahead.outstanding == 4
-    gate.open(101, 102, 201)
-    assert [next(first), next(first)] == [1010, 1020]
-    assert ahead.outstanding == 2
-    assert next(second) == 2010
-    gate.await_started(202, 203)
-    assert ahead.outstanding == 4
-    gate.open("all")
-    assert list(first) == [n * 10 for n in range(103, 120)]
-    assert list(second) == [n * 10 for n in range(202, 220)]
+def test_streams_take_turns_and_share_one_depth(reading, gate):
+    ahead = reading(2)
+    with ThreadPoolExecutor(2) as pool:
+        gate.open(10)
+        first, second = ahead.stream(gate, range(10, 14)), ahead.stream(gate, range(20, 24))
+        assert next(first) == 100
+        gate.await_started(10, 11, 12)
+        waits = pool.submit(next, second)
+        # The first has a tile left to begin: nothing of the second is read, whoever is idle.
+        gate.open(11, 12)
+        gate.await_ended(11, 12)
+        assert not waits.done()
+        assert sorted(gate.started) == [10, 11, 12]
+        # With its last tile the first hands on its turn, and what is left of the depth.
+        assert next(first) == 110
+        gate.await_started(13, 20)
+        assert not waits.done()
+        gate.open(20)
+        assert waits.result(WAIT) == 200
+        assert ahead.outstanding == 2
+        gate.open("all")
+        assert [*first, *second] == [120, 130, 210, 220, 230]
     assert ahead.outstanding == 0
+
+
+@pytest.mark.parametrize("end", ["error", "close"])
+def test_a_stream_that_ends_before_its_last_tile_hands_on_its_turn(end):
+    def read(window):
+        if window == "broken":
+            raise OSError("a broken block")
+        return window
+
+    with ReadAhead(0) as ahead:
+        stream = ahead.stream(read, [1, "broken", 3, 4])
+        assert next(stream) == 1
+        if end == "close":
+            stream.close()
+        else:
+            with pytest.raises(OSError, match="broken"):
+                next(stream)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(lambda: list(ahead.stream(read, [5, 6]))).result(WAIT) == [5, 6]
 
 
 def test_many_streams_at_once_stay_within_the_depth_together():
@@ -254,6 +284,17 @@ def test_a_depth_out_of_range_is_refused_with_both_numbers(depth, most):
 
 
 # --- depth ----------------------------------------------------------------------------------------
+
+
+def test_tiles_of_nodata_that_come_late_are_read_ahead_too():
+    raw = np.zeros((1, 40, 400), "uint16")
+    source = ArraySource(xr.DataArray(raw, dims=("band", "y", "x"), attrs={"_FillValue": 0}))
+    inference, _ = settle(source, di.load_model(Pixel(), output="values"), Choice(tile=32, chunk=400))
+    with using_actor(inference) as actor, ReadAhead(0, most=4) as ahead:
+        done = infer_chunk(inference, (0, 0), source.read, actor, ahead)
+        depth = ahead.depth
+    release_actor(inference)
+    assert (done.tiles, depth) == (0, 1)
 
 
 class Clock:

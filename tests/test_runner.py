@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -395,6 +396,19 @@ def test_threads_and_models_are_gone_after_a_run(tmp_path, one_worker):
     held = [key for key in infer._actors if key.model.digest == di.load_model(seeded(N3)).digest]
     assert not held
     assert names.count("daskinfer-device") == len(infer._actors)
+
+
+def test_no_full_collection_of_garbage_stops_the_device(tmp_path, one_worker):
+    source = write_raster(tmp_path / "scene.tif", noise(2, 40, 40))
+    frozen, before = [], len(gc.get_objects())
+
+    def look(event):
+        if isinstance(event, ChunkDone):
+            frozen.append(gc.get_freeze_count())
+
+    di.run(source, seeded(N3), tmp_path / "o.tif", client=one_worker, callbacks=[look], **JOB)
+    assert min(frozen) > before / 2
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_torn_ledger_line_is_ignored(tmp_path):

@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,9 @@ class TimedDevice(Device):
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._service = service
-        self._log = log
+        # Kept open: the device's thread waits for the GIL after each call to the system.
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        weakref.finalize(self, os.close, self._log)
         self._clock = clock
         self._wait = wait
         self._alone = threading.Lock()
@@ -91,8 +94,7 @@ class TimedDevice(Device):
                 self._wait(left)
             stop = self._clock()
         line = json.dumps([f"{os.getpid()}-{id(self)}", start, stop, len(batch)])
-        with open(self._log, "a") as log:
-            log.write(f"{line}\n")
+        os.write(self._log, f"{line}\n".encode())
         return result
 
     def copy_out(self, result: Any) -> Array:
