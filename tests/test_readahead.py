@@ -294,7 +294,8 @@ def test_tiles_of_nodata_that_come_late_are_read_ahead_too():
         done = infer_chunk(inference, (0, 0), source.read, actor, ahead)
         depth = ahead.depth
     release_actor(inference)
-    assert (done.tiles, depth) == (0, 1)
+    assert done.tiles == 0
+    assert depth > 0
 
 
 class Clock:
