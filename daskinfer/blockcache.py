@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .pixels import Array, Mask, Pixels
+from .pixels import Mask, Pixels
+from .recycled import recycled
 from .tiling import Span, Window
 
 __all__ = [
@@ -402,13 +403,15 @@ def _part(pixels: Pixels, window: Window, area: Window) -> Pixels:
     if window == area:
         return pixels
     part = pixels.cut(*window.slices(area.origin))
-    return Pixels(part.data.copy(), None if part.valid is None else part.valid.copy())
+    data = recycled(part.data.shape, part.data.dtype)
+    data[:] = part.data
+    return Pixels(data, None if part.valid is None else part.valid.copy())
 
 
 def _assemble(cells: Cells, window: Window, parts: dict[Index, Pixels]) -> Pixels:
     """One array from the cells that a window touches."""
     like = next(iter(parts.values())).data
-    data: Array = np.empty((like.shape[0], *window.shape), like.dtype)
+    data = recycled((like.shape[0], *window.shape), like.dtype)
     valid: Mask | None = None
     for index, part in parts.items():
         area = cells.window(index)

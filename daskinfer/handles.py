@@ -24,9 +24,10 @@ from rasterio.errors import RasterioIOError
 
 from .metadata import MaskKind
 from .pixels import Array
+from .recycled import recycled
 
-__all__ = ["Sign", "digest_of", "drop_handle", "files_of", "handle", "identity_of", "open_dataset",
-           "read_bands", "read_mask"]  # fmt: skip
+__all__ = ["Sign", "digest_of", "drop_handle", "files_below", "files_of", "handle", "identity_of",
+           "open_dataset", "read_bands", "read_mask"]  # fmt: skip
 
 Sign = Callable[[str], str]
 
@@ -102,11 +103,19 @@ def files_of(dataset: rasterio.DatasetReader, path: str) -> str:
 
     A mask beside it, headers, the archive it lies in, and, however deep, the files of a VRT.
     """
-    names = [path, *_files(dataset, {path})]
+    names = [path, *files_below(dataset, {path})]
     return digest_of(*sorted({identity_of(_on_disk(name)) for name in names}))
 
 
-def _files(dataset: rasterio.DatasetReader, known: set[str]) -> Iterator[str]:
+def files_below(dataset: rasterio.DatasetReader, known: set[str]) -> Iterator[str]:
+    """Files that GDAL reads for a dataset, those of the VRTs among them too, each once.
+
+    Parameters
+    ----------
+    dataset : DatasetReader
+    known : set of str
+        Names that are left out; every name that is given is put there.
+    """
     for name in dataset.files:
         if name in known or name.lower().endswith(_NO_PIXELS):
             continue
@@ -116,7 +125,7 @@ def _files(dataset: rasterio.DatasetReader, known: set[str]) -> Iterator[str]:
             # GDAL lists the files of a VRT, not those of the VRTs among them.
             try:
                 with open_dataset(name) as inner:
-                    yield from _files(inner, known)
+                    yield from files_below(inner, known)
             except (FileNotFoundError, ValueError):
                 continue
 
@@ -138,7 +147,10 @@ def read_bands(
 ) -> Array:
     """Pixels of bands, one dtype for all."""
     if len({dataset.dtypes[n - 1] for n in numbers}) == 1:
-        data = dataset.read(list(numbers), window=area, out_shape=(len(numbers), *shape))
+        stored = dataset.dtypes[numbers[0] - 1]
+        data = dataset.read(
+            list(numbers), window=area, out=recycled((len(numbers), *shape), stored)
+        )
         return np.asarray(data, dtype)
     # Bands of a VRT, which rasterio refuses to read at once.
     bands = (dataset.read(n, window=area, out_shape=shape) for n in numbers)

@@ -42,6 +42,7 @@ from .outputs import reaches, work_path
 from .pixels import Pixels
 from .planner import Plan
 from .readahead import MOST, ReadAhead
+from .recycled import drop_recycled
 from .source import Source
 from .spans import Span, StageTimes
 from .tiling import Window
@@ -196,6 +197,7 @@ class _Station:
             self._resources.close()
         self.ahead.close()
         shared_cache().clear()
+        drop_recycled()
         release_actor(self.plan.inference)
         if self._shipped is not None:
             self._shipped.release()

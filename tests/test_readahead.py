@@ -289,7 +289,9 @@ def test_a_depth_out_of_range_is_refused_with_both_numbers(depth, most):
 def test_tiles_of_nodata_that_come_late_are_read_ahead_too():
     raw = np.zeros((1, 40, 400), "uint16")
     source = ArraySource(xr.DataArray(raw, dims=("band", "y", "x"), attrs={"_FillValue": 0}))
-    inference, _ = settle(source, di.load_model(Pixel(), output="values"), Choice(tile=32, chunk=400))
+    inference, _ = settle(
+        source, di.load_model(Pixel(), output="values"), Choice(tile=32, chunk=400)
+    )
     with using_actor(inference) as actor, ReadAhead(0, most=4) as ahead:
         done = infer_chunk(inference, (0, 0), source.read, actor, ahead)
         depth = ahead.depth
