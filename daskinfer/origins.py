@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import rasterio
 import xarray as xr
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from rasterio.errors import RasterioIOError
 
 from .cog.spec import no_georeferencing_warning
+from .handles import files_below, open_dataset
 from .inputs.protocol import leaves
 from .splitting.pieces import Places
 
@@ -69,7 +68,7 @@ def origins(source: Any) -> Iterator[str]:
     ['a.tif', 'b.tif']
     """
     if isinstance(source, (str, os.PathLike)):
-        yield from _with_inner(os.fspath(source), set())
+        yield from _with_inner(os.fspath(source))
     elif isinstance(source, Mapping):
         # A Dataset too.
         yield from origins(list(source.values()))
@@ -102,22 +101,19 @@ def _lies_at(name: str, place: str) -> bool:
     return inside or os.path.samefile(name, place)
 
 
-def _with_inner(name: str, seen: set[str]) -> Iterator[str]:
+def _with_inner(name: str) -> Iterator[str]:
     """A raster's name, and those of the files that GDAL reads for it."""
     yield name
-    seen.add(name)
     if name.lower().endswith(_PLAIN) and os.path.exists(name):
         return
     if not name.lower().endswith(".vrt") and ":" not in name:
         return
     try:
-        with no_georeferencing_warning(), rasterio.open(name) as dataset:
-            inner = set(dataset.files) - seen
-    except RasterioIOError:
+        with no_georeferencing_warning(), open_dataset(name) as dataset:
+            yield from sorted(files_below(dataset, {name}))
+    except (FileNotFoundError, ValueError):
         # Whoever opens the source says what is wrong with it.
         return
-    for one in sorted(inner):
-        yield from _with_inner(one, seen)
 
 
 def _of_graph(graph: Any) -> Iterator[str]:

@@ -59,6 +59,14 @@ def _kept_path(path: str) -> str:
     return f"{path}.kept"
 
 
+def to_go_on(plan: Any) -> str:
+    """What to do to go on with a run that ended early."""
+    if not plan.overwrite:
+        return "run the same call again to go on"
+    again = "run the same call without overwrite=True to go on"
+    return f"remove {plan.output} and {again}" if os.path.exists(_local(plan)) else again
+
+
 def _leave_nodata(plan: Plan, work: Work, number: int) -> None:
     window = plan.inference.window(plan.tiling.index_of(number))
     form = plan.inference.form
@@ -156,13 +164,9 @@ class Outputs:
             raise self._unwritten(error) from error
 
     def _unwritten(self, error: OSError) -> InferenceError:
-        again = "run the same call again to go on"
-        if self.plan.overwrite:
-            again = "run the same call without overwrite=True to go on"
-            if os.path.exists(_local(self.plan)):
-                again = f"remove {self.plan.output} and {again}"
         return InferenceError(
-            f"the output cannot be written: {error}. The rest is kept in {self.work.path}: {again}"
+            f"the output cannot be written: {error}. The rest is kept in {self.work.path}: "
+            f"{to_go_on(self.plan)}"
         )
 
     def told(self, report: Report) -> Report:

@@ -44,7 +44,7 @@ from .ledger import Failure
 from .memory import THREADS
 from .metrics import Meters
 from .objects.plan import ObjectPlan
-from .outputs import Outputs, work_path
+from .outputs import Outputs, to_go_on, work_path
 from .paths import absolute_path
 from .planner import Plan, check_output
 from .planner import plan as make_plan
@@ -395,7 +395,7 @@ class _Driver:
         error = answer.error or RuntimeError("a task ended without an answer")
         if isinstance(error, ConnectionError):
             raise InferenceError(
-                f"the cluster was lost ({error}): run the same call again to go on"
+                f"the cluster was lost ({error}): {to_go_on(self.plan)}"
             ) from error
         for number in answer.numbers:
             if isinstance(error, KilledWorker) and number not in self.suspects:
@@ -451,8 +451,8 @@ class _Driver:
         or_else = "" if unwritable else ", or with on_error='nodata' to leave such chunks nodata"
         return (
             f"chunk {failure.chunk} at (row, col, height, width) = {failure.window} failed on "
-            f"{failure.worker}: {failure.error}. The rest is kept in {work_path(self.plan)}: run "
-            f"the same call again to go on{or_else}"
+            f"{failure.worker}: {failure.error}. The rest is kept in {work_path(self.plan)}: "
+            f"{to_go_on(self.plan)}{or_else}"
         )
 
     def _window(self, number: int) -> tuple[int, int, int, int]:
