@@ -20,15 +20,16 @@ At depth 0 every tile is read in the thread that asks for it.
 Streams take turns: the next begins to read when the one before has begun its last tile.  Chunks
 that are read side by side also end together, wait together for their results and are encoded
 together, and for as long the device has nothing to run; in turns, one is read while another is
-encoded.
+encoded.  A stream that begins no tile for `_STALLED` seconds loses its turn: a server that does not
+answer, or a chunk that waits for room, holds up no other.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,6 +42,7 @@ P = TypeVar("P")
 
 MOST = 16
 _NICE = 10
+_STALLED = 1.0
 _PATIENCE = 16
 
 
@@ -82,9 +84,11 @@ class ReadAhead:
         # Reentrant: a stream that was left unfinished may be collected at any allocation, also at
         # one under this lock.
         self._lock = threading.RLock()
+        self._moved = threading.Condition(self._lock)
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
-        self._turn = threading.Lock()
+        self._turn: object = None  # windows of the stream whose turn it is
+        self._begun = 0.0  # when it last began a tile
         self._out = 0
         self._calm = 0
         self._seen = threading.local()
@@ -152,26 +156,26 @@ class ReadAhead:
         waiting: deque[_Ticket[P]] = deque()
         # No depth helps the first tile, and the last ones have no next one: they tell nothing.
         telling = False
-        turn = contextlib.ExitStack()
         try:
-            turn.enter_context(self._turn)
+            self._take_turn(rest)
             while waiting or rest:
                 early = False
                 if waiting:
                     ticket = waiting.popleft()
                     early = ticket.done and (not waiting or waiting[0].done)
                     pixels = ticket.take()
-                    self._fill(waiting, read, rest, turn)
+                    self._fill(waiting, read, rest)
                 else:
                     window = rest.popleft()
                     # This one is read here, the next ones meanwhile.
-                    self._fill(waiting, read, rest, turn)
+                    self._fill(waiting, read, rest)
                     pixels = read(window)
                 self._seen.early = early if telling and rest else None
                 telling = True
                 yield pixels
         finally:
-            turn.close()
+            rest.clear()
+            self._move(rest)
             for ticket in waiting:
                 ticket.drop()
 
@@ -183,14 +187,26 @@ class ReadAhead:
         if pool is not None:
             pool.shutdown()
 
-    def _fill(
-        self,
-        waiting: deque[_Ticket[P]],
-        read: Callable[[W], P],
-        rest: deque[W],
-        turn: contextlib.ExitStack,
-    ) -> None:
-        """Start reads up to the depth; after the last of this stream it is the next one's turn."""
+    def _take_turn(self, rest: object) -> None:
+        with self._moved:
+            while self._turn is not None:
+                left = self._begun + _STALLED - time.monotonic()
+                if left <= 0:
+                    break
+                self._moved.wait(left)
+            self._turn, self._begun = rest, time.monotonic()
+
+    def _move(self, rest: deque[W]) -> None:
+        """Note that a stream began a tile; after its last one it is the next one's turn."""
+        with self._moved:
+            if self._turn is rest:
+                self._begun = time.monotonic()
+                if not rest:
+                    self._turn = None
+                    self._moved.notify_all()
+
+    def _fill(self, waiting: deque[_Ticket[P]], read: Callable[[W], P], rest: deque[W]) -> None:
+        """Start reads up to the depth."""
         with self._lock:
             room = 0 if self._closed else self._depth - self._out
             for _ in range(min(room, len(rest))):
@@ -200,8 +216,7 @@ class ReadAhead:
                     )
                 self._out += 1
                 waiting.append(_Ticket(self._pool.submit(read, rest.popleft()), self._taken))
-        if not rest:
-            turn.close()
+        self._move(rest)
 
     def _taken(self) -> None:
         with self._lock:

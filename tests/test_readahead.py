@@ -126,7 +126,8 @@ def test_at_depth_0_tiles_are_read_in_the_thread_that_asks(reading, gate):
     assert gate.threads == {threading.current_thread()}
 
 
-def test_streams_take_turns_and_share_one_depth(reading, gate):
+def test_streams_take_turns_and_share_one_depth(reading, gate, monkeypatch):
+    monkeypatch.setattr("daskinfer.readahead._STALLED", WAIT)
     ahead = reading(2)
     with ThreadPoolExecutor(2) as pool:
         gate.open(10)
@@ -149,6 +150,19 @@ def test_streams_take_turns_and_share_one_depth(reading, gate):
         gate.open("all")
         assert [*first, *second] == [120, 130, 210, 220, 230]
     assert ahead.outstanding == 0
+
+
+def test_a_stream_that_waits_for_a_server_loses_its_turn(reading, gate, monkeypatch):
+    monkeypatch.setattr("daskinfer.readahead._STALLED", 0.01)
+    ahead = reading(0)
+    with ThreadPoolExecutor(2) as pool:
+        stuck = pool.submit(lambda: list(ahead.stream(gate, [1, 2, 3])))
+        gate.await_started(1)
+        gate.open(11, 12)
+        assert pool.submit(lambda: list(ahead.stream(gate, [11, 12]))).result(WAIT) == [110, 120]
+        assert not stuck.done()
+        gate.open("all")
+        assert stuck.result(WAIT) == [10, 20, 30]
 
 
 @pytest.mark.parametrize("end", ["error", "close"])
