@@ -65,7 +65,8 @@ def test_a_scrape_during_a_run_finds_what_it_is_doing(tmp_path, one_worker):
         found = scraped(worker)
         (sample,) = heard(one_worker)
         labels = {"device": "cpu"}
-        assert of_run(found, "worker_chunks_at_work", run, **labels) == len(sample["chunks"])
+        assert of_run(found, "worker_chunks_at_work", run, **labels) == len(sample["chunks"]) == 1
+        assert sample["chunks"] == [CHUNK]
         assert of_run(found, "worker_mailbox_tiles", run, **labels) == sample["mailbox"] == 0
         assert of_run(found, "worker_tiles_total", run, **labels) == sample["tiles"] == 0
 

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,7 @@ class TimedDevice(Device):
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._service = service
-        # Kept open: the device's thread waits for the GIL after each call to the system.
-        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        weakref.finalize(self, os.close, self._log)
+        self._log = log
         self._clock = clock
         self._wait = wait
         self._alone = threading.Lock()
@@ -94,8 +93,15 @@ class TimedDevice(Device):
                 self._wait(left)
             stop = self._clock()
         line = json.dumps([f"{os.getpid()}-{id(self)}", start, stop, len(batch)])
-        os.write(self._log, f"{line}\n".encode())
+        os.write(self._opened, f"{line}\n".encode())
         return result
+
+    @cached_property
+    def _opened(self) -> int:
+        """The log, which stays open: after each call to the system a thread waits for the GIL."""
+        opened = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        weakref.finalize(self, os.close, opened)
+        return opened
 
     def copy_out(self, result: Any) -> Array:
         """As it is: `forward` made it anew."""
