@@ -29,8 +29,9 @@ Chunk reads and writes must overlap the device: with two threads both can be wai
 GDAL_CACHE_MB = 64
 """GDAL's own block cache; its default of 5 % of the memory is taken by each process."""
 
-# Of a chunk's result: its tiles, the array that they are put into; then that, its blocks, its
-# overviews.  The larger of the two, and a quarter for what is not freed at once.
+# Of the result of the chunk that ends: its tiles, the array that they are put into; then that, its
+# blocks, its overviews.  The larger of the two, and a quarter for what is not freed at once.  Chunks
+# are read in turns, so that those behind it hold their tiles at most.
 _RESULT = 2.25
 
 
@@ -96,15 +97,18 @@ def expected_memory(source: Source, inference: Inference) -> Memory:
         inference.batch_size * tile * float(inference.scale) ** 2 * 8 * inference.channels
     )
     delivered = math.prod(inference.window((0, 0)).shape)
-    result = _RESULT * form.bands * np.dtype(form.dtype).itemsize
-    # Blended: scores of every tile, their sum, and the sum of the weights.
-    result += 4 * (2 * inference.channels + 1) if inference.blended else 0
+    tiles = form.bands * np.dtype(form.dtype).itemsize
+    ending = _RESULT * tiles
+    if inference.blended:
+        # Scores of every tile, their sum, and the sum of the weights.
+        tiles = 4 * inference.channels
+        ending += 2 * tiles + 4
     return Memory(
         cache=cache,
         reading=reading,
         batches=RING * inference.batch_size * tile * pixel,
         running=running,
-        results=int(threads * delivered * result),
+        results=int(delivered * (ending + (threads - 1) * tiles)),
     )
 
 
