@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -195,3 +197,32 @@ def test_a_work_file_without_them_is_refused(tmp_path):
     WorkFile.create(tmp_path / "w", without, (512, 512)).close()
     with pytest.raises(ValueError, match="made without statistics"):
         WorkFile.open(tmp_path / "w", spec_of(9, 9, 1, "float32"), (512, 512))
+
+
+# BLAS starts a thread per core for a product of vectors of more than 10 000 numbers, and has them
+# wait for the next one at work: with several processes they take the time of each other.
+ONE_THREAD = """
+import time
+import numpy as np
+from cogs import spec_of
+from daskinfer.cog import encode_chunk
+
+def in_other_threads():
+    return time.process_time() - time.thread_time()
+
+before = in_other_threads()
+for dtype in ("uint8", "float32"):
+    spec = spec_of(2048, 2048, 2, dtype, blocksize=512)
+    array = np.random.default_rng(0).integers(0, 9, (2, 2048, 2048)).astype(dtype)
+    encode_chunk(spec, array, 0, 0, spec.local_levels((2048, 2048)))
+print(in_other_threads() - before)
+"""
+
+
+def test_a_chunk_is_encoded_in_the_thread_that_asks():
+    environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__)}
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        environment.pop(name, None)
+    command = [sys.executable, "-c", ONE_THREAD]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert float(done.stdout) < 0.05

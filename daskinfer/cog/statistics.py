@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Table = NDArray[np.float64]
 FIELDS = 5
 
-_STRIP_PIXELS = 12 << 10
+_STRIP_PIXELS = 32 << 10
 
 _NAMES = ("MINIMUM", "MAXIMUM", "MEAN", "STDDEV", "VALID_PERCENT")
 # "-2.2250738585072014e-308" is the longest float64.
@@ -76,17 +76,26 @@ def _describe(block: Array, nodata: float | None) -> Any:
 
 
 def _describe_strip(block: Array, nodata: float | None) -> tuple[float, ...]:
-    valid = valid_mask(block, nodata)
-    if block.dtype.kind == "f":
-        valid &= np.isfinite(block)
-    values = block.ravel() if valid.all() else block[valid]
-    if not values.size:
-        return (0.0,) * FIELDS
+    values = np.ascontiguousarray(block).ravel()
+    low, high = values.min(), values.max()
+    # NaN is both then.  In most strips all pixels count, and need no mask.
+    if not (np.isfinite(low) and np.isfinite(high)) or _has(values, nodata):
+        values = values[valid_mask(values, nodata) & np.isfinite(values)]
+        if not values.size:
+            return (0.0,) * FIELDS
+        low, high = values.min(), values.max()
+    apart = values.astype("f8")
     with np.errstate(over="ignore", invalid="ignore"):  # `filled` leaves out what is not finite
-        mean = values.mean(dtype="f8")
-        apart = values - mean
-        square = np.dot(apart, apart)
-    return values.size, float(mean), float(square), float(values.min()), float(values.max())
+        mean = apart.mean()
+        apart -= mean
+        apart *= apart
+        # No product of vectors: BLAS would start its threads for it, in every process.
+        square = apart.sum()
+    return values.size, float(mean), float(square), float(low), float(high)
+
+
+def _has(values: Array, nodata: float | None) -> bool:
+    return nodata is not None and bool((values == values.dtype.type(nodata)).any())
 
 
 def blank_statistics(shape: tuple[int, int], blocksize: int, bands: int) -> Table:
