@@ -30,8 +30,8 @@ GDAL_CACHE_MB = 64
 """GDAL's own block cache; its default of 5 % of the memory is taken by each process."""
 
 # Of the result of the chunk that ends: its tiles, the array that they are put into; then that, its
-# blocks, its overviews.  The larger of the two, and a quarter for what is not freed at once.  Chunks
-# are read in turns, so that those behind it hold their tiles at most.
+# blocks, its overviews.  The larger of the two, and a quarter for what is not freed at once.
+# Chunks are read in turns, so that those behind it hold their tiles at most.
 _RESULT = 2.25
 
 
