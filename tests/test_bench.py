@@ -22,10 +22,10 @@ from daskinfer.bench.harness import (
     Spread,
     machine,
     measure,
-    peak_memory,
     scratch_folder,
     write_section,
 )
+from daskinfer.bench.watching import peak_memory
 
 FOLDER = Path(di.__file__).parent / "bench"
 COLUMNS = (Column("s", "time, s", "{:.1f}"), Column("mb", "memory, MB", "{:.0f}"))

@@ -13,7 +13,6 @@ import platform
 import statistics
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -25,20 +24,15 @@ from daskinfer._version import __version__
 if TYPE_CHECKING:
     import argparse
 
-    import psutil
-
 __all__ = [
     "Bench",
     "Case",
     "Column",
-    "PeakMemory",
     "Result",
     "Spread",
     "machine",
     "markdown",
     "measure",
-    "peak_memory",
-    "sampled",
     "say",
     "scratch_folder",
     "write_section",
@@ -417,84 +411,3 @@ def scratch_folder(path: str | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="daskinfer-bench-") as folder:
         yield Path(folder)
-
-
-class PeakMemory:
-    """Peak memory of a process and its descendants, sampled; see `peak_memory`.
-
-    Attributes
-    ----------
-    bytes : int
-        The largest sum seen so far.
-    """
-
-    def __init__(self, pid: int | None = None) -> None:
-        import psutil
-
-        self.bytes = 0
-        self._root = psutil.Process(pid)
-
-    def look(self) -> int:
-        """Take a sample; returns what the processes hold now, in bytes."""
-        import psutil
-
-        now = 0
-        try:
-            tree = [self._root, *self._root.children(recursive=True)]
-        except psutil.Error:
-            return 0
-        for process in tree:
-            # A process may end meanwhile.
-            with contextlib.suppress(psutil.Error):
-                now += _share(process)
-        self.bytes = max(self.bytes, now)
-        return now
-
-
-def _share(process: psutil.Process) -> int:
-    """Proportional set size, so that shared pages count once; RSS where there is none."""
-    full = process.memory_full_info()
-    return int(getattr(full, "pss", full.rss))
-
-
-@contextlib.contextmanager
-def peak_memory(pid: int | None = None, *, every: float = 0.1) -> Iterator[PeakMemory]:
-    """Watch the memory of a process tree; of this process by default.
-
-    Parameters
-    ----------
-    pid : int, optional
-        Root of the tree.
-    every : float, default 0.1
-        Seconds between samples.
-
-    Examples
-    --------
-    >>> with peak_memory() as peak:
-    ...     block = bytearray(1000)
-    >>> peak.bytes > 1000
-    True
-    """
-    peak = PeakMemory(pid)
-    peak.look()
-    with sampled(peak.look, every):
-        yield peak
-    peak.look()
-
-
-@contextlib.contextmanager
-def sampled(look: Callable[[], object], every: float) -> Iterator[None]:
-    """Call a function every so many seconds, in a thread of its own."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(every):
-            look()
-
-    watcher = threading.Thread(target=watch, name="daskinfer-sampler", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()

@@ -25,10 +25,9 @@ from daskinfer.bench.harness import (
     Column,
     Result,
     Values,
-    peak_memory,
-    sampled,
     say,
 )
+from daskinfer.bench.watching import peak_memory, sampled
 
 if TYPE_CHECKING:
     from daskinfer.bench.writers import Job

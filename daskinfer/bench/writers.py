@@ -10,13 +10,16 @@ import contextlib
 import importlib
 import itertools
 import json
+import math
+import mmap
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from multiprocessing.pool import Pool
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +29,7 @@ from rasterio.windows import Window
 
 from daskinfer.cog import CogSpec, WorkFile, encode_chunk
 from daskinfer.cog.encode import encode_levels
+from daskinfer.cog.upper import Region, regions
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -164,10 +168,27 @@ def _mapped(path: str) -> NDArray[Any]:
 # --- the floors, and our own writer, in processes of this one -------------------------------------
 
 _work: WorkFile | None = None
+# Pixels of the last level that chunks make alone, in memory that all processes share.
+_last: NDArray[Any] | None = None
 
 
 def _encoded_only(job: Job, levels: int, corner: tuple[int, int]) -> None:
-    encode_levels(job.spec(statistics=False), job.pixels(*corner), corner, range(levels + 1))
+    pixels = job.pixels(*corner)
+    encode_levels(job.spec(statistics=False), pixels, corner, range(levels + 1))
+    if _last is not None:
+        # Some of the pixels are no less to encode than their means, and cost nothing to make.
+        some = pixels[:, :: 1 << levels, :: 1 << levels]
+        row, col = (at >> levels for at in corner)
+        _last[:, row : row + some.shape[1], col : col + some.shape[2]] = some
+
+
+def _encoded_above(job: Job, levels: int, region: Region) -> None:
+    assert _last is not None
+    spec, step = job.spec(statistics=False), 1 << (region.level - levels)
+    corner = region.row * spec.blocksize, region.col * spec.blocksize
+    rows, cols = (slice(at, at + (spec.blocksize << region.step)) for at in corner)
+    pixels = _last[:, ::step, ::step][:, rows, cols]
+    encode_levels(spec, pixels, corner, range(region.level + 1, region.level + region.step + 1))
 
 
 def _appended(job: Job, corner: tuple[int, int]) -> None:
@@ -177,30 +198,46 @@ def _appended(job: Job, corner: tuple[int, int]) -> None:
     _work.append(encode_chunk(_work.spec, job.pixels(*corner), *corner, _work.levels))
 
 
-def _everywhere(job: Job, task: Any, *arguments: Any) -> None:
-    """Run a task for all chunks."""
-    with multiprocessing.get_context("fork").Pool(job.processes) as pool:
-        calls = [pool.apply_async(task, (job, *arguments, corner)) for corner in job.corners()]
-        for call in calls:
-            call.get()
+def _processes(job: Job) -> Pool:
+    return multiprocessing.get_context("fork").Pool(job.processes)
+
+
+def _everywhere(pool: Pool, task: Callable[[Any], None], items: Iterable[Any]) -> None:
+    """Run a task for all chunks, or regions."""
+    calls = [pool.apply_async(task, (item,)) for item in items]
+    for call in calls:
+        call.get()
 
 
 def compress_only(job: Job) -> float:
     """Encode the full resolution, and write nothing."""
-    _everywhere(job, _encoded_only, 0)
+    with _processes(job) as pool:
+        _everywhere(pool, partial(_encoded_only, job, 0), job.corners())
     return time.perf_counter()
 
 
 def compress_overviews(job: Job) -> float:
-    """Encode the full resolution and the overviews of each chunk, and write nothing."""
-    _everywhere(job, _encoded_only, job.spec().local_levels((job.chunk, job.chunk)))
+    """Encode the full resolution and all overviews, and write nothing."""
+    global _last
+    spec = job.spec(statistics=False)
+    levels = spec.local_levels((job.chunk, job.chunk))
+    shape = (job.bands, *spec.shapes[levels])
+    memory = mmap.mmap(-1, math.prod(shape) * np.dtype(job.dtype).itemsize)
+    _last = np.frombuffer(memory, job.dtype).reshape(shape)
+    with _processes(job) as pool:
+        _everywhere(pool, partial(_encoded_only, job, levels), job.corners())
+        level = levels
+        while todo := list(regions(spec, level)):
+            _everywhere(pool, partial(_encoded_above, job, levels), todo)
+            level += todo[0].step
     return time.perf_counter()
 
 
 def direct(job: Job) -> float:
     """Processes append to one work file, which is finished here."""
     work = WorkFile.create(f"{job.output}.partial", job.spec(), (job.chunk, job.chunk))
-    _everywhere(job, _appended)
+    with _processes(job) as pool:
+        _everywhere(pool, partial(_appended, job), job.corners())
     last = time.perf_counter()
     work.finish(job.output)
     return last

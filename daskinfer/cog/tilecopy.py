@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -27,91 +28,162 @@ _DIRECT_BYTES = _COPY_BYTES
 def copy_tiles(
     source: IndexedFile,
     target: IndexedFile,
-    level: int,
-    chosen: NDArray[np.bool_],
+    chosen: Mapping[int, NDArray[np.bool_]],
     at: int,
     frame: int,
-) -> int:
-    """Copy tiles of a level, in reading order and without gaps.
+) -> None:
+    """Copy tiles in reading order, level behind level and without gaps.
 
     Parameters
     ----------
     source, target : IndexedFile
         May be the same.
-    level : int
-        Of both.
-    chosen : ndarray of bool, shape (tiles,)
-        Tiles to copy; in another file the others are missing, in the same they stay.
+    chosen : dict of int to ndarray of bool, shape (tiles,)
+        Tiles to copy, of each level in the order in which levels are to lie; in another file the
+        others are missing, in the same they stay.
     at : int
         Where to.
     frame : int
         0, or 4 to put the size before each tile and its last 4 bytes behind it, by which GDAL
         reads a tile without looking up its index entry.
-
-    Returns
-    -------
-    int
-        Where they end.
     """
-    offsets, counts = source.offsets(level).ravel(), source.counts(level).ravel()
-    old, sizes = offsets[chosen], counts[chosen]
-    ends = at + np.cumsum(sizes + 2 * frame)
-    offsets[chosen] = ends - frame - sizes
-    if target is not source:
-        offsets[~chosen] = counts[~chosen] = 0
-    starts = ends - sizes - 2 * frame
-    cuts = np.flatnonzero(np.diff((ends - at) // _COPY_BYTES)) + 1
-    groups = [group for group in np.split(np.arange(old.size), cuts) if group.size]
+    spans = {
+        level: np.stack([source.offsets(level).ravel(), source.counts(level).ravel()])
+        for level in chosen
+    }
+    moved = np.concatenate([spans[level][:, some] for level, some in chosen.items()], axis=1)
+    stream = _Stream(source, moved[0], moved[1], at, frame)
+    _write(stream, target, past_the_cache=target is not source)
+    new = stream.starts + frame
+    for level, some in chosen.items():
+        span, grid = spans[level], target.layout.grids[level]
+        span[0, some], new = np.split(new, [np.count_nonzero(some)])
+        if target is not source:
+            span[:, ~some] = 0
+        target.patch_offsets(level, 0, 0, span[0].reshape(grid))
+        target.patch_counts(level, 0, 0, span[1].reshape(grid))
 
-    def copy(write: Write, some: list[NDArray[np.int64]]) -> None:
-        most = max((int(ends[group[-1]] - starts[group[0]]) for group in some), default=0)
-        buffer = aligned_buffer(PAGE + most)
-        for group in some:
-            first = int(starts[group[0]])
-            begin = end = first % PAGE
-            for size, place in zip(sizes[group].tolist(), old[group].tolist(), strict=True):
-                end = _framed(source, buffer, end, size, place, frame)
-            write(buffer[begin:end], first)
+
+class _Stream:
+    """Tiles of a file, each in its frame, as they will lie one behind the other.
+
+    Parameters
+    ----------
+    file : IndexedFile
+        Where they are.
+    offsets, sizes : ndarray of int64, shape (n,)
+        Of each.
+    at : int
+        Where the first will begin.
+    frame : int
+        As of `copy_tiles`.
+
+    Attributes
+    ----------
+    starts, ends : ndarray of int64, shape (n,)
+        Where each will be, with its frame.
+    """
+
+    def __init__(
+        self,
+        file: IndexedFile,
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        at: int,
+        frame: int,
+    ) -> None:
+        self._file, self._offsets, self._sizes, self._frame = file, offsets, sizes, frame
+        self.ends = at + np.cumsum(sizes + 2 * frame)
+        self.starts = self.ends - sizes - 2 * frame
+
+    def groups(self) -> list[tuple[int, int]]:
+        """First tile, and the one behind the last, of parts of about `_COPY_BYTES`."""
+        if not self.ends.size:
+            return []
+        cuts = np.flatnonzero(np.diff((self.ends - self.starts[0]) // _COPY_BYTES)) + 1
+        return list(itertools.pairwise([0, *cuts.tolist(), self.ends.size]))
+
+    def pages(self, first: int, stop: int) -> tuple[int, int]:
+        """First byte, and the one behind the last, of a group.
+
+        It begins and ends at a page, so that none is written in two pieces: it lacks the last
+        bytes of its last tile, and has those of the tiles before it.
+        """
+        begin, end = int(self.starts[first]), int(self.ends[stop - 1])
+        return (
+            begin - begin % PAGE if first else begin,
+            end if stop == self.ends.size else end - end % PAGE,
+        )
+
+    def read(self, first: int, stop: int, buffer: memoryview) -> None:
+        """Fill a buffer with a group, from its first page on, and the rest of its last tile."""
+        head = self._before(first, int(self.starts[first]) - self.pages(first, stop)[0])
+        buffer[: len(head)] = head
+        end, frame = len(head), self._frame
+        sizes, offsets = (array[first:stop].tolist() for array in (self._sizes, self._offsets))
+        for size, offset in zip(sizes, offsets, strict=True):
+            start, end = end + frame, end + frame + size
+            self._file.read_into(buffer[start:end], offset)
+            if frame:
+                struct.pack_into("<I", buffer, start - frame, size)
+                buffer[end : end + frame] = buffer[end - frame : end]
+            end += frame
+
+    def _before(self, tile: int, count: int) -> bytes:
+        """The last bytes of the tiles before one."""
+        found = b""
+        while len(found) < count:
+            tile -= 1
+            found = self._end_of(tile, count - len(found)) + found
+        return found
+
+    def _end_of(self, tile: int, count: int) -> bytes:
+        """The last bytes of a tile in its frame, or all if they are fewer."""
+        size, frame = int(self._sizes[tile]), self._frame
+        some = min(size, count)
+        data = self._file.read(some, int(self._offsets[tile]) + size - some)
+        if not frame:
+            return data
+        return (struct.pack("<I", size) + data + data[-frame:])[-count:]
+
+
+def _write(stream: _Stream, target: IndexedFile, *, past_the_cache: bool) -> None:
+    """Write a stream to a file; past the cache only what is worth it."""
+    groups = stream.groups()
+    size = int(stream.ends[-1] - stream.starts[0]) if groups else 0
+
+    def copy(write: Write, some: list[tuple[int, int]]) -> None:
+        most = max((int(stream.ends[stop - 1] - stream.starts[i]) for i, stop in some), default=0)
+        buffer = aligned_buffer(2 * PAGE + most)
+        for first, stop in some:
+            begin, end = stream.pages(first, stop)
+            shift = begin % PAGE
+            stream.read(first, stop, buffer[shift:])
+            write(buffer[shift : shift + end - begin], begin)
 
     # Moving bytes is the kernel's work, which goes on in several threads.
-    parts = [groups[i::_COPY_THREADS] for i in range(min(_COPY_THREADS, len(groups)))]
+    parts = [groups[i::_COPY_THREADS] for i in range(_COPY_THREADS)]
     with (
-        _writer(target, ends[-1] - at if ends.size and target is not source else 0) as write,
+        _writer(target, past_the_cache and size >= _DIRECT_BYTES) as write,
         ThreadPoolExecutor(_COPY_THREADS) as pool,
     ):
         for _ in pool.map(partial(copy, write), parts):
             pass
-    grid = target.layout.grids[level]
-    target.patch_offsets(level, 0, 0, offsets.reshape(grid))
-    target.patch_counts(level, 0, 0, counts.reshape(grid))
-    return int(ends[-1]) if ends.size else at
 
 
 @contextlib.contextmanager
-def _writer(target: IndexedFile, size: int) -> Iterator[Write]:
-    """What writes so many bytes to a file: past the cache where they are many."""
+def _writer(target: IndexedFile, past_the_cache: bool) -> Iterator[Write]:
+    """What writes to a file."""
 
     def buffered(data: memoryview, at: int) -> None:
         target.write(data, at)
         target.begin_sync(len(data), at)
 
-    if size < _DIRECT_BYTES:
+    if not past_the_cache:
         yield buffered
         return
     with direct_writer(target.path, buffered) as write:
         yield write
-
-
-def _framed(
-    source: IndexedFile, buffer: memoryview, start: int, size: int, place: int, frame: int
-) -> int:
-    """Read a tile into a buffer, with its frame; returns where that ends."""
-    end = start + frame + size
-    source.read_into(buffer[start + frame : end], place)
-    if frame:
-        struct.pack_into("<I", buffer, start, size)
-        buffer[end : end + frame] = buffer[end - frame : end]
-    return end + frame
 
 
 def compact(file: IndexedFile, shared: int, left: NDArray[np.int64]) -> int:

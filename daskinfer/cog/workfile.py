@@ -445,12 +445,12 @@ class WorkFile:
 
     def _write_strict(self, output: str, main: tiff.Ifd) -> None:
         layout = _planned(main, self.spec, tiff.STRICT_GHOST)
+        chosen = {
+            level: ~((self._file.offsets(level).ravel() == self._fill_at) & self.spec.sparse)
+            for level in reversed(range(len(layout.grids)))
+        }
         with new_file(output, layout) as file:
-            at = layout.data_start
-            for level in reversed(range(len(layout.grids))):
-                empty = self._file.offsets(level).ravel() == self._fill_at
-                chosen = ~(empty & self.spec.sparse)
-                at = copy_tiles(self._file, file, level, chosen, at, frame=4)
+            copy_tiles(self._file, file, chosen, layout.data_start, frame=4)
 
     def _order_in_place(self) -> None:
         """Put overviews in order behind the rest, and the first tile of full resolution last.
@@ -458,14 +458,13 @@ class WorkFile:
         Validators want the first tile of each level behind that of the next smaller one.  Tiles
         move up to where these were.
         """
-        left = []
+        left, chosen = [], {}
         for level in reversed(range(len(self._file.layout.grids))):
-            chosen = (self._file.offsets(level) != self._fill_at).ravel() & (level > 0)
-            chosen[0] = True
             spans = np.stack([self._file.offsets(level).ravel(), self._file.counts(level).ravel()])
-            left.append(spans[:, chosen & (spans[0] != self._fill_at)])
-            at = self._file.grow(0)
-            copy_tiles(self._file, self._file, level, chosen, at, frame=0)
+            chosen[level] = (spans[0] != self._fill_at) & (level > 0)
+            chosen[level][0] = True
+            left.append(spans[:, chosen[level] & (spans[0] != self._fill_at)])
+        copy_tiles(self._file, self._file, chosen, self._file.grow(0), frame=0)
         # On the disk, as what they were copied from is about to be overwritten.
         self._file.sync()
         compact(self._file, self._fill_at, np.concatenate(left, axis=1))
