@@ -79,6 +79,8 @@ class Draft:
         Sides of the chunk grid in pixels.
     split : int or None
         Side of each file in pixels, a multiple of the chunk's or a part of it; None for one file.
+    layout : {"strict", "append"}
+        How it is to be finished.
 
     Raises
     ------
@@ -99,6 +101,7 @@ class Draft:
     spec: CogSpec
     chunk: Shape
     split: int | None = None
+    layout: str = "strict"
 
     def __post_init__(self) -> None:
         if self.split is None:
@@ -120,7 +123,7 @@ class Draft:
     def create(self, path: str) -> Work:
         """Make what chunks are appended to, as `WorkFile.create`."""
         if self.pieces is None:
-            return WorkFile.create(path, self.spec, self.chunk)
+            return WorkFile.create(path, self.spec, self.chunk, ahead=self.layout == "strict")
         return SplitWork.create(path, self.pieces, self.chunk)
 
     def open(self, path: str) -> Work:
@@ -132,7 +135,7 @@ class Draft:
     def discard(self, path: str) -> None:
         """Remove it, if it is there."""
         if self.pieces is None:
-            Path(path).unlink(missing_ok=True)
+            WorkFile.discard(path)
         else:
             SplitWork.discard(path, self.pieces)
 

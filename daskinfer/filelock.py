@@ -9,7 +9,40 @@ import os
 import threading
 from collections.abc import Iterator
 
-__all__ = ["FileLock"]
+__all__ = ["FileLock", "locked"]
+
+
+@contextlib.contextmanager
+def locked(path: str, *, wait: bool = True) -> Iterator[int]:
+    """Open a file, and exclude all others that do so.
+
+    Parameters
+    ----------
+    path : str
+        Exists.
+    wait : bool
+        For others.
+
+    Yields
+    ------
+    int
+        Its descriptor, for reading and writing.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file has another name by now, or none.
+    BlockingIOError
+        If another has it, and this is not to wait.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(fd), os.stat(path)):
+            raise FileNotFoundError(errno.ENOENT, "replaced while it was locked", path)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class FileLock:
@@ -42,7 +75,7 @@ class FileLock:
             if self._held:
                 yield
             else:
-                with self._locked():
+                with locked(self.path):
                     yield
 
     @contextlib.contextmanager
@@ -54,20 +87,9 @@ class FileLock:
         FileNotFoundError
             If the file has another name by now, or none.
         """
-        with self._locked():
+        with locked(self.path):
             self._held = True
             try:
                 yield
             finally:
                 self._held = False
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            if not os.path.samestat(os.fstat(fd), os.stat(self.path)):
-                raise FileNotFoundError(errno.ENOENT, "replaced while it was locked", self.path)
-            yield
-        finally:
-            os.close(fd)

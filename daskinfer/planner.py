@@ -102,7 +102,7 @@ class Plan:
         """The file or files to write."""
         if is_zarr_output(self.output):
             return ZarrDraft(self.cog, self.inference.chunk)
-        return Draft(self.cog, self.inference.chunk, self.split)
+        return Draft(self.cog, self.inference.chunk, self.split, self.layout)
 
     @property
     def tiling(self) -> Tiling:
@@ -238,7 +238,8 @@ def plan(
         As for `open_raster`.
     model : Model or anything that `load_model` takes
     output : path or URL
-        The COG to write; ``<output>.partial`` holds it while it grows.  An object
+        The COG to write; ``<output>.partial`` holds it while it grows, and beside a large one
+        ``<output>.partial.ahead`` what is in its final order already.  An object
         (``s3://bucket/name.tif``, extra ``s3``) grows in Dask's ``temporary-directory``, on a file
         system that all workers share, and appears when it is complete.
     window, bounds, bounds_crs : optional

@@ -105,14 +105,12 @@ class _Target:
     url : str or None
         Where the output goes when it is finished; it is then removed here.
     draft : Draft
-    layout : {"strict", "append"}
     """
 
     partial: str
     output: str
     url: str | None
     draft: Draft
-    layout: str = "strict"
 
 
 def store_cog(
@@ -159,12 +157,12 @@ def store_cog(
     if split is not None:
         split = auto_side(chunk) if split == "auto" else split
         data, chunk = in_files(data, chunk, split, spec.blocksize)
-    draft = Draft(spec, chunk, split)
+    draft = Draft(spec, chunk, split, layout)
     # Not the name of a run's work file, which can be resumed; this one cannot.
     own = f"{os.path.abspath(output)}.{uuid.uuid4().hex[:8]}"
     partial = f"{own}.writing"
     output = os.path.abspath(output) if url is None else f"{own}.tif"
-    target = _Target(partial, output, url, draft, layout)
+    target = _Target(partial, output, url, draft)
     begun = dask.delayed(_begin)(target)
     done = data.map_blocks(
         _append,
@@ -271,7 +269,7 @@ def _append(block: NDArray[Any], target: _Target, block_info: Any = None) -> Non
 def _finish(target: _Target, _: Sequence[None]) -> str:
     """Turn the work file into the output, wherever that is."""
     with target.draft.open(target.partial) as work:
-        work.finish(target.output, target.layout)
+        work.finish(target.output, target.draft.layout)
     if target.url is None:
         return target.output
     try:

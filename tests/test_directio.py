@@ -29,7 +29,7 @@ def written(path, pieces, size):
             through.append(len(data))
             write_at(str(path), fd, data, at)
 
-        with direct_writer(str(path), buffered) as write:
+        with direct_writer(str(path), fd, buffered) as write:
             for at, data in pieces:
                 buffer = aligned_buffer(at % PAGE + len(data))
                 buffer[at % PAGE : at % PAGE + len(data)] = data

@@ -235,7 +235,8 @@ def compress_overviews(job: Job) -> float:
 
 def direct(job: Job) -> float:
     """Processes append to one work file, which is finished here."""
-    work = WorkFile.create(f"{job.output}.partial", job.spec(), (job.chunk, job.chunk))
+    chunk = job.chunk, job.chunk
+    work = WorkFile.create(f"{job.output}.partial", job.spec(), chunk, ahead=True)
     with _processes(job) as pool:
         _everywhere(pool, partial(_appended, job), job.corners())
     last = time.perf_counter()

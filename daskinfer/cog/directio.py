@@ -29,13 +29,15 @@ def aligned_buffer(size: int) -> memoryview:
 
 
 @contextlib.contextmanager
-def direct_writer(path: str, buffered: Write) -> Iterator[Write]:
+def direct_writer(path: str, opened: int, buffered: Write) -> Iterator[Write]:
     """Have a function that writes to an open file, its whole pages past the cache.
 
     Parameters
     ----------
     path : str
         Of the file, which exists.
+    opened : int
+        Its descriptor; another file of that name by now is not written to.
     buffered : callable
         ``buffered(data, at)`` writes all of `data` through the cache; errors name the file.
 
@@ -51,6 +53,9 @@ def direct_writer(path: str, buffered: Write) -> Iterator[Write]:
         fd = os.open(path, flags) if hasattr(os, "O_DIRECT") else -1
     except OSError:
         fd = -1  # the other way tells what is wrong, if anything is
+    if fd >= 0 and not os.path.sameopenfile(fd, opened):
+        os.close(fd)
+        fd = -1
 
     def write(data: memoryview, at: int) -> None:
         head = min(-at % PAGE, len(data))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from daskinfer.cog.directio import PAGE, Write, aligned_buffer, direct_writer
 from daskinfer.cog.tileindex import IndexedFile
 
-__all__ = ["compact", "copy_tiles"]
+__all__ = ["Stream", "compact", "copy_tiles", "write_stream"]
 
 # Bytes that are copied at a time.
 _COPY_BYTES = 8 << 20
@@ -31,6 +31,7 @@ def copy_tiles(
     chosen: Mapping[int, NDArray[np.bool_]],
     at: int,
     frame: int,
+    done: int = 0,
 ) -> None:
     """Copy tiles in reading order, level behind level and without gaps.
 
@@ -46,14 +47,16 @@ def copy_tiles(
     frame : int
         0, or 4 to put the size before each tile and its last 4 bytes behind it, by which GDAL
         reads a tile without looking up its index entry.
+    done : int
+        So many of the first tiles are there already.
     """
     spans = {
         level: np.stack([source.offsets(level).ravel(), source.counts(level).ravel()])
         for level in chosen
     }
     moved = np.concatenate([spans[level][:, some] for level, some in chosen.items()], axis=1)
-    stream = _Stream(source, moved[0], moved[1], at, frame)
-    _write(stream, target, past_the_cache=target is not source)
+    stream = Stream(source, moved[0], moved[1], at, frame, done)
+    write_stream(stream, target, past_the_cache=target is not source)
     new = stream.starts + frame
     for level, some in chosen.items():
         span, grid = spans[level], target.layout.grids[level]
@@ -64,7 +67,7 @@ def copy_tiles(
         target.patch_counts(level, 0, 0, span[1].reshape(grid))
 
 
-class _Stream:
+class Stream:
     """Tiles of a file, each in its frame, as they will lie one behind the other.
 
     Parameters
@@ -75,13 +78,15 @@ class _Stream:
         Of each.
     at : int
         Where the first will begin.
-    frame : int
+    frame, done : int
         As of `copy_tiles`.
 
     Attributes
     ----------
     starts, ends : ndarray of int64, shape (n,)
         Where each will be, with its frame.
+    done : int
+        As above.
     """
 
     def __init__(
@@ -91,17 +96,20 @@ class _Stream:
         sizes: NDArray[np.int64],
         at: int,
         frame: int,
+        done: int = 0,
     ) -> None:
+        self.done = done
         self._file, self._offsets, self._sizes, self._frame = file, offsets, sizes, frame
         self.ends = at + np.cumsum(sizes + 2 * frame)
         self.starts = self.ends - sizes - 2 * frame
 
     def groups(self) -> list[tuple[int, int]]:
         """First tile, and the one behind the last, of parts of about `_COPY_BYTES`."""
-        if not self.ends.size:
+        ends = self.ends[self.done :]
+        if not ends.size:
             return []
-        cuts = np.flatnonzero(np.diff((self.ends - self.starts[0]) // _COPY_BYTES)) + 1
-        return list(itertools.pairwise([0, *cuts.tolist(), self.ends.size]))
+        cuts = np.flatnonzero(np.diff((ends - self.starts[self.done]) // _COPY_BYTES)) + 1
+        return list(itertools.pairwise([self.done, *(self.done + cuts).tolist(), self.ends.size]))
 
     def pages(self, first: int, stop: int) -> tuple[int, int]:
         """First byte, and the one behind the last, of a group.
@@ -111,7 +119,7 @@ class _Stream:
         """
         begin, end = int(self.starts[first]), int(self.ends[stop - 1])
         return (
-            begin - begin % PAGE if first else begin,
+            begin - begin % PAGE if first > self.done else begin,
             end if stop == self.ends.size else end - end % PAGE,
         )
 
@@ -147,10 +155,10 @@ class _Stream:
         return (struct.pack("<I", size) + data + data[-frame:])[-count:]
 
 
-def _write(stream: _Stream, target: IndexedFile, *, past_the_cache: bool) -> None:
+def write_stream(stream: Stream, target: IndexedFile, *, past_the_cache: bool = True) -> None:
     """Write a stream to a file; past the cache only what is worth it."""
     groups = stream.groups()
-    size = int(stream.ends[-1] - stream.starts[0]) if groups else 0
+    size = int(stream.ends[-1] - stream.starts[stream.done]) if groups else 0
 
     def copy(write: Write, some: list[tuple[int, int]]) -> None:
         most = max((int(stream.ends[stop - 1] - stream.starts[i]) for i, stop in some), default=0)
@@ -182,7 +190,7 @@ def _writer(target: IndexedFile, past_the_cache: bool) -> Iterator[Write]:
     if not past_the_cache:
         yield buffered
         return
-    with direct_writer(target.path, buffered) as write:
+    with direct_writer(target.path, target.fd, buffered) as write:
         yield write
 
 

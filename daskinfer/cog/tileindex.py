@@ -183,7 +183,7 @@ class IndexedFile:
 
 
 @contextlib.contextmanager
-def new_file(path: str, layout: Layout) -> Iterator[IndexedFile]:
+def new_file(path: str, layout: Layout, *, keep: bool = False) -> Iterator[IndexedFile]:
     """Write a file that gets its name when it is whole and on the disk.
 
     Parameters
@@ -192,6 +192,8 @@ def new_file(path: str, layout: Layout) -> Iterator[IndexedFile]:
         Replaced if it exists.
     layout : Layout
         Of the header, which is written first.
+    keep : bool
+        What is in ``<path>.tmp`` behind the header.
 
     Yields
     ------
@@ -199,7 +201,8 @@ def new_file(path: str, layout: Layout) -> Iterator[IndexedFile]:
         Under a name of its own until the end; removed if an error ends it.
     """
     scratch = f"{path}.tmp"
-    fd = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    begin = 0 if keep else os.O_CREAT | os.O_TRUNC
+    fd = os.open(scratch, os.O_RDWR | begin | os.O_CLOEXEC, 0o666)
     try:
         file = IndexedFile(scratch, fd, layout)
         file.write_header()

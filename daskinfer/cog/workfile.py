@@ -16,11 +16,12 @@ is encoded twice.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,40 +29,27 @@ from numpy.typing import NDArray
 
 from daskinfer.cog import statistics as cogstats
 from daskinfer.cog import tiff
+from daskinfer.cog.ahead import Ahead
 from daskinfer.cog.encode import (
     EncodedChunk,
     EncodedPart,
     encode_nothing,
     encode_tile,
 )
+from daskinfer.cog.header import indexed, is_large, planned, strict_start
+from daskinfer.cog.ordering import order_in_place, write_strict
 from daskinfer.cog.overview import Shape
 from daskinfer.cog.spec import CogSpec, no_georeferencing_warning, template
 from daskinfer.cog.statistics import StatisticsTable
-from daskinfer.cog.tilecopy import compact, copy_tiles
-from daskinfer.cog.tileindex import IndexedFile, new_file, whole_chunks
+from daskinfer.cog.tileindex import new_file, whole_chunks
 from daskinfer.cog.upper import Region, made_from, regions
-from daskinfer.fileio import read_at, rename
+from daskinfer.fileio import rename
 from daskinfer.filelock import FileLock
 
 __all__ = ["WorkFile"]
 
 # Sizes of the shared tile of nodata and of the table of statistics, in front of both.
 _SHARED = struct.Struct("<IQ")
-
-# What must agree before tiles of a spec may go into a file.
-_STRUCTURE = {
-    tiff.BITS_PER_SAMPLE: "bits per sample",
-    tiff.COMPRESSION: "compression",
-    tiff.SAMPLES_PER_PIXEL: "band count",
-    tiff.PREDICTOR: "predictor",
-    tiff.TILE_WIDTH: "block size",
-    tiff.SAMPLE_FORMAT: "sample format",
-    tiff.GDAL_NODATA: "nodata",
-    tiff.PLANAR_CONFIGURATION: "interleave",
-    tiff.PHOTOMETRIC: "colour space",
-    tiff.JPEG_TABLES: "jpeg quality",
-    tiff.LERC_PARAMETERS: "lerc codec",
-}
 
 
 class WorkFile:
@@ -99,15 +87,20 @@ class WorkFile:
         self._lock = FileLock(self.path)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            self._main, self._file = _indexed(self.path, self._fd, spec)
+            self._main, self._file = indexed(self.path, self._fd, spec)
             self._fill_at, self._fill_size = self._shared_tile()
             self._statistics = self._table()
+            self._ahead = Ahead(
+                _ahead_path(self.path), self._file, strict_start(self._main, spec), self._is_written
+            )
         except BaseException:
             self.close()
             raise
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], spec: CogSpec, chunk: Shape) -> WorkFile:
+    def create(
+        cls, path: str | os.PathLike[str], spec: CogSpec, chunk: Shape, *, ahead: bool = False
+    ) -> WorkFile:
         """Make a work file in which every block is missing.
 
         Parameters
@@ -118,6 +111,10 @@ class WorkFile:
             The file.
         chunk : (int, int)
             Side of the chunk grid in pixels.
+        ahead : bool
+            Copy the full resolution of a large file into the ``strict`` order while chunks still
+            come, to ``<path>.ahead``: little is left for the end, but the space is taken earlier.
+            Only on file systems that can insert pages into a file, as ext4 and XFS.
 
         Returns
         -------
@@ -138,14 +135,24 @@ class WorkFile:
         main = dict(template(spec))
         if tiff.GDAL_METADATA in main:
             main[tiff.GDAL_METADATA] = cogstats.blanked(main[tiff.GDAL_METADATA])
-        layout = _planned(main, spec, tiff.WORK_GHOST)
+        layout = planned(main, spec, tiff.WORK_GHOST)
         bands = spec.count // spec.planes
         tile = encode_tile(np.full((bands, 1, 1), spec.fill, spec.dtype), spec)
         with new_file(path, layout) as file:
             table = _table_size(spec)
             file.write(_SHARED.pack(len(tile), table) + tile, layout.data_start)
             file.grow(-file.grow(0) % 8 + table)  # as `_data_start`
-        return cls(path, spec, chunk)
+        Path(_ahead_path(path)).unlink(missing_ok=True)
+        work = cls(path, spec, chunk)
+        if ahead and is_large(spec):
+            work._ahead.begin()
+        return work
+
+    @staticmethod
+    def discard(path: str | os.PathLike[str]) -> None:
+        """Remove a work file, if it is there."""
+        for name in (path, _ahead_path(path)):
+            Path(name).unlink(missing_ok=True)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], spec: CogSpec, chunk: Shape) -> WorkFile:
@@ -228,13 +235,23 @@ class WorkFile:
         # the offset of one with the byte count of the other would be no tile.
         with self._lock.short():
             self._commit(encoded, at)
-            return self._completed(encoded)
+            done = self._completed(encoded)
+        if encoded.parts[0].level == 0:
+            for part in encoded.parts[: self.spec.planes]:
+                self._ahead.advance(part.row, part.sizes.shape[0])
+        return done
 
     def _place(self, encoded: EncodedChunk) -> int:
         """Write tiles that nothing points at yet; returns where they are."""
         with self._lock.short():
             at = self._file.grow(len(encoded.data))
-        self._file.write(encoded.data, at)
+        try:
+            self._file.write(encoded.data, at)
+        except OSError as error:
+            # What was copied ahead takes the place of what cannot be done without.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._ahead.drop():
+                raise
+            self._file.write(encoded.data, at)
         return at
 
     def _commit(self, encoded: EncodedChunk, at: int) -> None:
@@ -246,6 +263,7 @@ class WorkFile:
         parts = encoded.parts
         for part in parts:
             if self._file.counts_of(part.level, part.row, part.col, part.sizes.shape).any():
+                self._ahead.drop()
                 self._file.patch_counts(part.level, part.row, part.col, 0 * part.sizes)
                 if part.level == parts[-1].level:
                     self._take_out_above(part)
@@ -259,6 +277,10 @@ class WorkFile:
         for part in reversed(parts):
             counts = np.where(part.sizes, part.sizes, self._fill_size)
             self._file.patch_counts(part.level, part.row, part.col, counts)
+
+    def _is_written(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which tiles go into the finished file."""
+        return np.asarray((offsets != self._fill_at) | (not self.spec.sparse))
 
     def done_blocks(self) -> NDArray[np.bool_]:
         """Tell which blocks are committed, with all overviews that their chunk makes.
@@ -345,10 +367,11 @@ class WorkFile:
             self._raise_levels(threads)
             main = self._described(len(failed))
             if layout == "strict":
-                self._write_strict(output, main)
+                write_strict(self._file, self.spec, self._is_written, main, output, self._ahead)
                 os.unlink(self.path)
             else:
-                self._order_in_place()
+                self._ahead.drop()
+                order_in_place(self._file, self._fill_at)
                 self._describe_in_place(main)
                 self._file.sync()
                 rename(self.path, output)
@@ -443,54 +466,14 @@ class WorkFile:
             at = next(at for at, value in self._file.layout.header if value == old.value)
             self._file.write(new.value or b"", at)
 
-    def _write_strict(self, output: str, main: tiff.Ifd) -> None:
-        layout = _planned(main, self.spec, tiff.STRICT_GHOST)
-        chosen = {
-            level: ~((self._file.offsets(level).ravel() == self._fill_at) & self.spec.sparse)
-            for level in reversed(range(len(layout.grids)))
-        }
-        with new_file(output, layout) as file:
-            copy_tiles(self._file, file, chosen, layout.data_start, frame=4)
-
-    def _order_in_place(self) -> None:
-        """Put overviews in order behind the rest, and the first tile of full resolution last.
-
-        Validators want the first tile of each level behind that of the next smaller one.  Tiles
-        move up to where these were.
-        """
-        left, chosen = [], {}
-        for level in reversed(range(len(self._file.layout.grids))):
-            spans = np.stack([self._file.offsets(level).ravel(), self._file.counts(level).ravel()])
-            chosen[level] = (spans[0] != self._fill_at) & (level > 0)
-            chosen[level][0] = True
-            left.append(spans[:, chosen[level] & (spans[0] != self._fill_at)])
-        copy_tiles(self._file, self._file, chosen, self._file.grow(0), frame=0)
-        # On the disk, as what they were copied from is about to be overwritten.
-        self._file.sync()
-        compact(self._file, self._fill_at, np.concatenate(left, axis=1))
-
     def _data_start(self) -> int:
         """First byte that belongs to chunks."""
         end = self._fill_at + self._fill_size
         return end + -end % 8 + _table_size(self.spec)
 
 
-def _indexed(path: str, fd: int, spec: CogSpec) -> tuple[tiff.Ifd, IndexedFile]:
-    """Find the index of a work file, and check that the file is what `spec` says."""
-    ifds = tiff.parse(partial(read_at, path, fd))
-    shapes = tuple(tiff.shape_of(ifd) for ifd in ifds)
-    if shapes != spec.shapes:
-        raise ValueError(f"{path} was made for other sizes: {shapes}, not {spec.shapes}")
-    wanted = template(spec)
-    for tag, name in _STRUCTURE.items():
-        if ifds[0].get(tag) != wanted.get(tag):
-            raise ValueError(f"{path} was made with another {name}: delete it to start again")
-    layout = _planned(ifds[0], spec, tiff.WORK_GHOST)
-    return ifds[0], IndexedFile(path, fd, layout)
-
-
-def _planned(main: tiff.Ifd, spec: CogSpec, ghost: bytes) -> tiff.Layout:
-    return tiff.plan_layout(main, spec.shapes, spec.blocksize, ghost)
+def _ahead_path(path: str | os.PathLike[str]) -> str:
+    return f"{os.path.abspath(path)}.ahead"
 
 
 def _table_size(spec: CogSpec) -> int:
