@@ -67,6 +67,7 @@ def floor(tmp_path_factory):
     return run_bench(cpu.BENCH, {"": asked(cpu.BENCH, *SMALL)}, 1, folder)
 
 
+@pytest.mark.slow
 def test_the_floor_is_the_sum_of_its_parts(floor):
     assert floor.cases() == ["demo", "heavy"]
     sides = {"demo": 256, "heavy": 128}
@@ -78,6 +79,7 @@ def test_the_floor_is_the_sum_of_its_parts(floor):
             assert all(run[part] > 0 for part in (*PARTS, "cpu", "cpu_ratio"))
 
 
+@pytest.mark.slow
 def test_shares_add_up_to_the_run(floor):
     for name, note in zip(floor.cases(), floor.notes, strict=False):
         assert note.startswith(f"{name}: the model alone is")
@@ -86,6 +88,7 @@ def test_shares_add_up_to_the_run(floor):
         assert sum(shares) == pytest.approx(100, abs=2)
 
 
+@pytest.mark.slow
 def test_the_weight_of_the_heavy_model_is_told(floor):
     told = next(note for note in floor.notes if "multiply-adds" in note)
     counted = macs_per_pixel(heavy_unet()) / macs_per_pixel(unet())
@@ -197,6 +200,7 @@ def test_a_batch_that_does_not_fit_has_no_numbers(monkeypatch):
     assert one() == {}
 
 
+@pytest.mark.slow
 def test_the_command_marks_the_knee(tmp_path, capsys):
     parser = argparse.ArgumentParser()
     add_bench(parser.add_subparsers(required=True), batch.BENCH)

@@ -10,7 +10,9 @@ from daskinfer.bench.harness import Result
 from daskinfer.bench.manychunks import empty_task, measure_chunks
 
 
-@pytest.mark.parametrize("way", ["single", "grouped", "engine"])
+@pytest.mark.parametrize(
+    "way", ["single", *(pytest.param(way, marks=pytest.mark.slow) for way in ("grouped", "engine"))]
+)
 def test_chunks_are_counted_and_bounded(way):
     values = measure_chunks({"way": way, "chunks": 400, "workers": 1})
     assert set(values) <= {column.key for column in scale.COLUMNS}

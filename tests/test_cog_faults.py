@@ -192,13 +192,13 @@ def test_a_chunk_that_comes_while_the_file_is_finished_is_refused(tmp_path, monk
     write_all(work, array)
     late = pickle.loads(pickle.dumps(work))
     asked, described = threading.Event(), WorkFile._described
-    lock = late._lock._locked
+    short = late._lock.short
 
     def tell():
         asked.set()
-        return lock()
+        return short()
 
-    monkeypatch.setattr(late._lock, "_locked", tell)
+    monkeypatch.setattr(late._lock, "short", tell)
     with ThreadPoolExecutor(1) as pool:
 
         def come_late(self, failed):

@@ -34,7 +34,9 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    "name", ["pooling", pytest.param("three convolutions", marks=pytest.mark.slow)]
+)
 @settings(max_examples=25, **RUNS)
 @given(
     height=st.integers(1, 300),

@@ -19,11 +19,8 @@ from memoryrun import SHAPES
 SCRIPT = Path(__file__).parent / "memoryrun.py"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "many small chunks" else pytest.param(name, marks=pytest.mark.slow)
-     for name in SHAPES],
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
 def test_a_run_takes_what_its_plan_says(name):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     environment.pop("DASKINFER_CACHE_MB", None)

@@ -52,7 +52,7 @@ def executed(path, folder):
 
 @pytest.mark.parametrize(
     "path",
-    [*NOTEBOOKS[:2], *(pytest.param(path, marks=pytest.mark.slow) for path in NOTEBOOKS[2:])],
+    [NOTEBOOKS[0], *(pytest.param(path, marks=pytest.mark.slow) for path in NOTEBOOKS[1:])],
     ids=lambda path: path.stem,
 )
 def test_a_notebook_runs_and_leaves_nothing_behind(path, tmp_path):

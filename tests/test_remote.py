@@ -119,6 +119,7 @@ def test_a_file_that_was_given_up_is_not_waited_for_again(folder):
         assert faults(folder) <= before + 2
 
 
+@pytest.mark.slow
 def test_addresses_are_signed_where_and_when_they_are_read(folder, two_workers, monkeypatch):
     log = folder / "signed"
     monkeypatch.setenv("SIGNED_LOG", str(log))

@@ -81,6 +81,7 @@ def test_workers_are_killed_in_turn(tmp_path, kills):
     job.assert_finished()
 
 
+@pytest.mark.slow
 def test_workers_that_join_help_and_retired_ones_drain(tmp_path):
     job = Job(tmp_path, chunks=24).prepare()
     workers, joined = set(), []
@@ -108,6 +109,7 @@ def test_workers_that_join_help_and_retired_ones_drain(tmp_path):
     job.assert_finished()
 
 
+@pytest.mark.slow
 def test_adaptive_clusters_work(tmp_path):
     job = Job(tmp_path).prepare()
     with processes(workers=0) as client:
@@ -117,6 +119,7 @@ def test_adaptive_clusters_work(tmp_path):
     job.assert_finished()
 
 
+@pytest.mark.slow
 def test_a_run_without_workers_says_that_it_waits(tmp_path, monkeypatch):
     job = Job(tmp_path).prepare()
     told = []
@@ -140,9 +143,8 @@ def test_a_run_without_workers_says_that_it_waits(tmp_path, monkeypatch):
 _MOMENTS = random.Random(7).sample(range(1, 200), 5)
 
 
-@pytest.mark.parametrize(
-    "moment", [_MOMENTS[0], *(pytest.param(n, marks=pytest.mark.slow) for n in _MOMENTS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", _MOMENTS)
 def test_a_killed_client_loses_what_was_in_flight(tmp_path, moment):
     job = Job(tmp_path).prepare()
     killed = ended(script(tmp_path, after=[moment], signal=signal.SIGKILL))
@@ -176,6 +178,7 @@ def test_a_stopped_client_takes_what_is_nearly_done(tmp_path, number, code):
     job.assert_finished()
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_worker_processes_too(tmp_path):
     job = Job(tmp_path).prepare()
     told = {"cluster": "processes", "group": True}
@@ -229,7 +232,8 @@ def kill_group(process):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("everything", [False, True])
 def test_a_killed_scheduler_ends_the_run_which_goes_on_later(tmp_path, everything):
     job = Job(tmp_path).prepare()
     with cluster_of_processes(tmp_path) as (address, every):
@@ -260,7 +264,8 @@ def wait_for_lines(path, count, writer):
 # --- the disk -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("on_error", ["raise", pytest.param("nodata", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("on_error", ["raise", "nodata"])
 def test_a_full_disk_stops_the_run_whatever_becomes_of_bad_chunks(tmp_path, on_error):
     job = Job(tmp_path).prepare()
     full = ended(script(tmp_path, room=5_000, on_error=on_error))
@@ -330,6 +335,7 @@ def test_a_chunk_whose_overview_found_the_disk_full_is_kept(tmp_path, monkeypatc
 # --- bad blocks and bad models --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_chunk_that_kills_its_worker_is_named_and_the_cluster_lives_on(tmp_path):
     from test_runner import Deadly, poisoned_raster
 
