@@ -56,7 +56,8 @@ def test_the_raster_is_the_same_however_it_is_cut(tmp_path, kind, bands):
     assert len(np.unique(whole[0, 1024:, 1024:])) >= 8
 
 
-@pytest.mark.parametrize("kind", ["classes", pytest.param("floats", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classes", "floats"])
 def test_own_ways_give_numbers_and_leave_nothing(tmp_path, kind):
     result = run_bench(
         write.BENCH, {"": options("--kind", kind, "--ways", "compress,daskinfer")}, 1, str(tmp_path)

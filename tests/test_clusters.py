@@ -599,6 +599,7 @@ def other_network():
                 subprocess.run(command.split(), check=False, capture_output=True)
 
 
+@pytest.mark.slow
 def test_workers_in_another_network_namespace(other_network, scene, tmp_path):
     name, here, there = other_network
     (tmp_path / "made").mkdir()

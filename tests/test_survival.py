@@ -50,7 +50,8 @@ def processes(workers=2, **options):
 # --- workers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [1, 2])
 def test_workers_are_killed_in_turn(tmp_path, kills):
     job = Job(tmp_path).prepare()
     done, killed, before = set(), [], set()
@@ -161,10 +162,8 @@ def test_a_killed_client_loses_what_was_in_flight(tmp_path, moment):
     job.assert_finished()
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, -2, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -2)])
 def test_a_stopped_client_takes_what_is_nearly_done(tmp_path, number, code):
     job = Job(tmp_path).prepare()
     stopped = ended(script(tmp_path, after=[30], signal=number))
