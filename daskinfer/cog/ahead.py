@@ -46,26 +46,30 @@ class Ahead:
         Where it is, if it is there.
     work : IndexedFile
         The work file.
-    start : int
-        Where the first tile goes, in whole pages.
     chosen : callable
         Tells by their offsets which tiles go into the finished file.
     """
 
-    def __init__(self, path: str, work: IndexedFile, start: int, chosen: Chosen) -> None:
+    def __init__(self, path: str, work: IndexedFile, chosen: Chosen) -> None:
         self.path = path
-        self._work, self._start, self._chosen = work, start, chosen
+        self._work, self._chosen = work, chosen
         self._there = os.path.exists(path)
 
-    def begin(self) -> None:
-        """Make the file, if the file system can do what it is for."""
+    def begin(self, start: int) -> None:
+        """Make the file, if the file system can do what it is for.
+
+        Parameters
+        ----------
+        start : int
+            Where the first tile goes, in whole pages.
+        """
         with contextlib.suppress(OSError):
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
             try:
-                os.ftruncate(fd, self._start + PAGE)
-                _insert(fd, self._start, PAGE)
-                os.ftruncate(fd, self._start)
-                self._opened(fd).write(_STATE.pack(0, self._start), 0)
+                os.ftruncate(fd, start + PAGE)
+                _insert(fd, start, PAGE)
+                os.ftruncate(fd, start)
+                self._opened(fd).write(_STATE.pack(0, start), 0)
                 self._there = True
             finally:
                 os.close(fd)
@@ -109,7 +113,7 @@ class Ahead:
         path : str
             Its name from then on.
         start : int
-            Where the first tile was to go.
+            As for `begin`.
         room : int
             Bytes to insert there, in whole pages.
         chosen : ndarray of bool, shape (tiles,)
@@ -130,7 +134,7 @@ class Ahead:
                 os.rename(self.path, path)
                 self._there = False
                 if room:
-                    _insert(fd, self._start, room)
+                    _insert(fd, start, room)
                 return int(there.size)
         except OSError:
             self.drop()

@@ -90,9 +90,7 @@ class WorkFile:
             self._main, self._file = indexed(self.path, self._fd, spec)
             self._fill_at, self._fill_size = self._shared_tile()
             self._statistics = self._table()
-            self._ahead = Ahead(
-                _ahead_path(self.path), self._file, strict_start(self._main, spec), self._is_written
-            )
+            self._ahead = Ahead(_ahead_path(self.path), self._file, self._is_written)
         except BaseException:
             self.close()
             raise
@@ -145,7 +143,7 @@ class WorkFile:
         Path(_ahead_path(path)).unlink(missing_ok=True)
         work = cls(path, spec, chunk)
         if ahead and is_large(spec):
-            work._ahead.begin()
+            work._ahead.begin(strict_start(work._main, spec))
         return work
 
     @staticmethod
