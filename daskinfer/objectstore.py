@@ -23,13 +23,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-__all__ = ["check_writable", "is_object", "local_path", "upload"]
+__all__ = ["check_writable", "is_object", "local_path", "state_of", "upload"]
 
 _SCHEMES = ("s3", "gs", "az")
 # S3 takes parts of at least 5 MiB, and 10 000 of them.
 _PART_BYTES, _MOST_PARTS = 16 << 20, 10_000
 # Parts on their way at a time, and so what an upload holds in memory.
 _AT_ONCE = 4
+# Whoever waits for a plan should not wait through all the patience that an upload has.
+_BRIEF: dict[str, Any] = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
 
 
 def is_object(path: str) -> bool:
@@ -93,14 +95,32 @@ def check_writable(url: str, overwrite: bool = False) -> None:
     OSError
         If it cannot be reached.
     """
-    # Whoever waits for a plan should not wait through all the patience that an upload has.
-    store, key = _store_of(url, {"max_retries": 2, "retry_timeout": timedelta(seconds=20)})
+    store, key = _store_of(url, _BRIEF)
     if not overwrite and _exists(store, key, url):
         raise FileExistsError(f"output {url!r} exists: pass overwrite=True to replace it")
     try:
         _put(store, key, url, map(_no_part, (1,)), _PART_BYTES)
     except _CheckedError:
         return
+
+
+def state_of(url: str) -> str:
+    """What a store tells of the state of an object that GDAL reads: its tag, else size and time.
+
+    Nothing where it tells of none, refuses, or cannot be asked without the package for it.
+    """
+    try:
+        store, key = _store_of(url, _BRIEF, _of_gdal() if url.startswith("s3://") else {})
+    except (ModuleNotFoundError, ValueError):
+        return ""
+    import obstore
+    from obstore.exceptions import BaseError
+
+    try:
+        told = obstore.head(store, key)
+    except (BaseError, FileNotFoundError):
+        return ""
+    return told["e_tag"] or f"{told['size']}, {told['last_modified']}"
 
 
 def upload(path: str, url: str, sent: Callable[[int], None] = lambda size: None) -> None:
@@ -146,7 +166,9 @@ def _parts(path: str, size: int, sent: Callable[[int], None]) -> Iterator[bytes]
             sent(done)
 
 
-def _store_of(url: str, retry: dict[str, Any] | None = None) -> tuple[ObjectStore, str]:
+def _store_of(
+    url: str, retry: dict[str, Any] | None = None, more: dict[str, Any] | None = None
+) -> tuple[ObjectStore, str]:
     """The bucket, and the name in it."""
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
@@ -163,6 +185,7 @@ def _store_of(url: str, retry: dict[str, Any] | None = None) -> tuple[ObjectStor
     options: dict[str, Any] = {} if retry is None else {"retry_config": retry}
     if scheme == "s3":
         options |= _of_amazon()
+    options |= more or {}
     return from_url(f"{scheme}://{bucket}", **options), key
 
 
@@ -183,6 +206,23 @@ def _of_amazon() -> dict[str, Any]:
             if session.get_credentials() is not None:
                 options["credential_provider"] = Boto3CredentialProvider(session)
     return options
+
+
+def _of_gdal() -> dict[str, Any]:
+    """What only GDAL reads by, which need not be where and how one writes."""
+    options: dict[str, Any] = {}
+    if host := os.environ.get("AWS_S3_ENDPOINT"):
+        secure = _is_on("AWS_HTTPS", "YES")
+        options["endpoint"] = host if "://" in host else f"http{'s' * secure}://{host}"
+        options["client_options"] = {"allow_http": True}
+    if _is_on("AWS_NO_SIGN_REQUEST", "NO"):
+        options["skip_signature"] = True
+    return options
+
+
+def _is_on(name: str, default: str) -> bool:
+    """A setting of the environment, as GDAL reads it."""
+    return os.environ.get(name, default).upper() in ("YES", "TRUE", "ON", "1")
 
 
 def _exists(store: ObjectStore, key: str, url: str) -> bool:

@@ -22,6 +22,8 @@ import rasterio
 import rasterio.env
 from rasterio.errors import RasterioIOError
 
+from daskinfer.objectstore import is_object, state_of
+
 __all__ = ["UnreachableError", "environment", "is_alone", "is_remote", "patiently", "served"]
 
 T = TypeVar("T")
@@ -172,11 +174,13 @@ def patiently(
 
 
 def served(path: str, sign: Callable[[str], str] | None = None) -> str:
-    """What an HTTP server tells of the state of a file: its tag, else size and time.
+    """What a server or a store tells of the state of a file: its tag, else size and time.
 
-    Nothing where it tells of none, and for object stores, which take more than a request.
+    Nothing where it tells of none.
     """
-    address = (path if sign is None else sign(path)).removeprefix("/vsicurl/")
+    address = _url(path if sign is None else sign(path))
+    if is_object(address):
+        return state_of(address)
     if not address.startswith(("http://", "https://")):
         return ""
     # Not HEAD: an address may be signed for GET alone.
@@ -196,6 +200,14 @@ def served(path: str, sign: Callable[[str], str] | None = None) -> str:
             size = told.get("Content-Range", "").rpartition("/")[2] or told.get("Content-Length")
             return str(told.get("ETag") or f"{size}, {told.get('Last-Modified')}")
     return ""
+
+
+def _url(path: str) -> str:
+    """A path in GDAL's way as a URL; any other as it is."""
+    for scheme, folder in _SCHEMES.items():
+        if path.startswith(f"/{folder}/"):
+            return f"{scheme}://{path.removeprefix(f'/{folder}/')}"
+    return path.removeprefix("/vsicurl/")
 
 
 def _place(path: str) -> str | None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -22,7 +23,9 @@ import daskinfer as di
 from cogs import assert_valid, spec_of
 from conftest import N3, noise, seeded, write_raster
 from daskinfer import objectstore
-from daskinfer.objectstore import check_writable, is_object, local_path, upload
+from daskinfer.inputs.protocol import served_state
+from daskinfer.objectstore import check_writable, is_object, local_path, state_of, upload
+from daskinfer.raster import describe
 from test_store import numbered, scene
 
 pytest.importorskip("obstore", reason="needs: pip install 'daskinfer[s3]'")
@@ -190,6 +193,52 @@ def test_keys_from_the_file_of_amazons_tools(store, tmp_path, monkeypatch):
     store.keys.clear()
     check_writable("s3://maps/a.tif")
     assert store.keys == {"OFTHEFILE"}
+
+
+# ---- the state of what is read -------------------------------------------------------------------
+
+
+def put(store, path, content):
+    path.write_bytes(content)
+    upload(str(path), "s3://maps/a.tif")
+
+
+def test_an_object_with_other_bytes_is_in_another_state(store, tmp_path):
+    put(store, tmp_path / "a", b"old")
+    source = replace(
+        describe(write_raster(tmp_path / "b.tif", noise(1, 8, 8))), path="s3://maps/a.tif"
+    )
+    before, told = served_state(source), state_of("s3://maps/a.tif")
+    assert told
+    assert served_state(source) == before
+    assert served_state(replace(source, path="/vsis3/maps/a.tif")) == before
+    put(store, tmp_path / "a", b"new")
+    assert served_state(source) != before
+    assert state_of("s3://maps/a.tif") not in ("", told)
+
+
+def test_the_state_is_asked_where_gdal_reads(store, tmp_path, monkeypatch):
+    put(store, tmp_path / "a", b"old")
+    told = state_of("s3://maps/a.tif")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.setenv("AWS_S3_ENDPOINT", store.address.removeprefix("http://"))
+    monkeypatch.setenv("AWS_HTTPS", "NO")
+    assert state_of("s3://maps/a.tif") == told != ""
+    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "YES")
+    store.keys.clear()
+    state_of("s3://maps/a.tif")
+    assert store.keys == {None}
+
+
+def test_what_a_store_does_not_tell_is_no_state(store, tmp_path, monkeypatch):
+    assert state_of("s3://maps/missing.tif") == ""
+    assert state_of("s3://none/a.tif") == ""
+    put(store, tmp_path / "a", b"old")
+    store.refuse = lambda method, query: "403 Forbidden"
+    assert state_of("s3://maps/a.tif") == ""
+    store.refuse = lambda method, query: None
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    assert state_of("s3://maps/a.tif") == ""
 
 
 # ---- sending -------------------------------------------------------------------------------------
