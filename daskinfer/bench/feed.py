@@ -381,7 +381,7 @@ def notes(result: Result, group: str) -> list[str]:
     ]
     if options["service"] is None:
         told.append(
-            "time per batch: processor time of one thread for decoding "
+            "time per batch: processor time of one thread, median of nine, for decoding "
             f"{options['batch']} x {options['tile']} x {options['tile']} px"
             + (f", times {options['workers']} workers." if options["workers"] > 1 else ".")
         )
