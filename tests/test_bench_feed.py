@@ -343,6 +343,22 @@ def test_the_service_time_is_that_of_decoding(tmp_path):
     assert job.service == decode_seconds(sample) * 4 * 48 * 48
 
 
+def test_each_run_has_the_decoding_time_of_its_moment(tmp_path, monkeypatch):
+    pixels = 4 * 48 * 48
+    costs = iter([1e-3, 2e-3, 3e-3, 5e-3])
+    monkeypatch.setattr(
+        "daskinfer.bench.synthetic.decode_seconds", lambda path: next(costs) / pixels
+    )
+    options = argparse.Namespace(**vars(asked("--designs=actor,run")) | {"service": None})
+    actor, run = feed.cases(options, tmp_path)
+    for case, service in ((actor, 2e-3), (run, 3e-3), (actor, 5e-3)):
+        assert case.once()["service"] == pytest.approx(service * 1e3)
+        took = [
+            stop - start for _, start, stop, _ in Timeline.read(tmp_path / "batches.log").batches
+        ]
+        assert np.min(took) >= service - 1e-6
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
