@@ -337,10 +337,12 @@ def test_a_design_that_skips_tiles_is_refused(tmp_path, monkeypatch):
         case.once()
 
 
-def test_the_service_time_is_that_of_decoding(tmp_path):
-    job = feed.prepare(argparse.Namespace(**vars(asked()) | {"service": None}), tmp_path)
-    sample = str(tmp_path / "scene-128x128-32.tif")
-    assert job.service == decode_seconds(sample) * 4 * 48 * 48
+def test_decoding_is_timed_anew_each_time(tmp_path, monkeypatch):
+    path = scene_raster(tmp_path, 64, 64, block=32)
+    # Nine reads of 1 s each, then nine of 2 s.
+    ticks = iter([t for seconds in (1, 2) for _ in range(9) for t in (0, seconds)])
+    monkeypatch.setattr("daskinfer.bench.synthetic.time.thread_time", lambda: next(ticks))
+    assert [decode_seconds(path) * 64 * 64 for _ in range(2)] == [1, 2]
 
 
 def test_each_run_has_the_decoding_time_of_its_moment(tmp_path, monkeypatch):

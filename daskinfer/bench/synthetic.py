@@ -123,7 +123,6 @@ def warm(path: str) -> int:
     return size
 
 
-@functools.cache
 def decode_seconds(path: str, repeats: int = 9) -> float:
     """Processor seconds in which one thread decodes one pixel (all bands) of a raster.
 
