@@ -130,4 +130,6 @@ def main():
 
 if __name__ == "__main__":
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    # Shells start what they put into the background with SIGINT ignored, and so all below it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main()
